@@ -4,7 +4,7 @@ use super::{Access, Block};
 use crate::copy::Upload;
 use crate::device::{CopyBetween, CopyEnd, DeviceError, DeviceErrorKind, PeerAccess};
 use crate::error::CopyError;
-use crate::handles::Registration;
+use crate::handles::{Registration, Route};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ops::Range;
@@ -105,10 +105,10 @@ impl Block {
         self.uses().order(&reader, Access::Read)?;
         to.uses().order(&writer, Access::Write)?;
         if is_captured {
-            if let Some(route) = on.route() {
+            if let Some(route) = Route::of(on) {
                 // The other pool does not know that its stream is captured.
-                self.name_in_graph(&route.uses);
-                to.name_in_graph(&route.uses);
+                self.name_in_graph(&route);
+                to.name_in_graph(&route);
             }
             // A launch makes the copy later.
             reader.lane.set_for_copies(false);

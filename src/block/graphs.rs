@@ -35,8 +35,8 @@ impl OfGraphs {
     }
 
     /// Notes that captured work names the block. Returns whether the graph has to keep it, and did not know it.
-    fn name(&mut self, uses: &plain::Arc<GraphUses>) -> bool {
-        let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(&uses.share));
+    fn name(&mut self, Route { share, uses, .. }: &Route) -> bool {
+        let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(share));
         let is_same =
             |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(uses));
         if is_of_memory || self.named_by.iter().any(is_same) {
@@ -66,27 +66,32 @@ impl Block {
     }
 
     /// Notes that captured work uses the block: the graph keeps it.
-    pub(crate) fn name_in_graph(&self, uses: &plain::Arc<GraphUses>) {
+    pub(crate) fn name_in_graph(&self, route: &Route) {
         let (is_new, residency) = {
             let mut extra = self.extra.lock();
             let Extra {
                 graphs, residency, ..
             } = &mut **extra.get_or_insert_default();
-            (graphs.get_or_insert_default().name(uses), residency.clone())
+            (
+                graphs.get_or_insert_default().name(route),
+                residency.clone(),
+            )
         };
         if let Some(residency) = residency {
-            residency.name_in(uses);
+            residency.name_in(&route.uses);
         }
         if is_new {
-            uses.record_grant(self.registration(), self.allocation().after);
+            route
+                .uses
+                .record_grant(self.registration(), self.allocation().after);
         }
     }
 
     /// Names a block in the graph that its stream is being captured into, if a request from before the capture was
     /// granted it: the pool's work and the stream's need not name it.
     pub(crate) fn name_if_captured(&self) {
-        if let Some(route) = self.registration().route() {
-            self.name_in_graph(&route.uses);
+        if let Some(route) = Route::of(self.registration()) {
+            self.name_in_graph(&route);
         }
     }
 
@@ -135,8 +140,8 @@ impl Block {
 impl Uses<'_> {
     /// Notes a use on a stream that is being captured: the graph keeps the block.
     pub(super) fn name_captured(self, on: &Registration) {
-        if let Some(route) = on.route() {
-            self.block.name_in_graph(&route.uses);
+        if let Some(route) = Route::of(on) {
+            self.block.name_in_graph(&route);
         }
     }
 
@@ -149,17 +154,17 @@ impl Uses<'_> {
         earlier: &Arc<Registration>,
         on: Option<&Arc<Registration>>,
     ) -> Result<Option<CapturedPoint>, DeviceError> {
-        let Some(to) = on.and_then(|on| on.route()) else {
+        let Some(to) = on.and_then(|on| Route::of(on)) else {
             return Ok(None);
         };
-        let is_inside = match earlier.route() {
+        let is_inside = match Route::of(earlier) {
             Some(route) => plain::Arc::ptr_eq(&to.clock, &route.clock),
             None => to.clock.contains(&earlier.lane),
         };
         if !is_inside {
             return Ok(None);
         }
-        CapturedPoint::present(&to.clock, &to.uses, earlier).map(Some)
+        CapturedPoint::present(&to, earlier).map(Some)
     }
 
     /// Returns whether any graph ever used the block.

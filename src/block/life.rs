@@ -9,7 +9,7 @@ use crate::device::DeviceError;
 use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, pass_through, release};
 use crate::error::{AllocError, StreamError};
 use crate::handles::CaptureClock;
-use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
+use crate::handles::{Caller, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{BlockEvent, Lane, StreamCache};
@@ -402,7 +402,7 @@ impl Block {
         // Without the lock: few blocks have anything extra.
         let capture = self.extra.get_mut().as_ref();
         let capture = capture.and_then(|extra| extra.capture());
-        if let Some(route) = self.registration().route().filter(|_| self.is_in(capture)) {
+        if let Some(route) = Route::of(self.registration()).filter(|_| self.is_in(capture)) {
             return self.free_captured(&route.clock, block);
         }
         if let Some(outside) = self

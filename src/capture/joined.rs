@@ -4,7 +4,7 @@ use super::GraphMemory;
 use super::routed::{Routed, capture_of, expect_open};
 use crate::device::DeviceError;
 use crate::error::StreamError;
-use crate::handles::{CaptureClock, GraphUses};
+use crate::handles::{CaptureClock, GraphUses, Route};
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;
@@ -23,9 +23,9 @@ pub struct JoinedCapture {
 
 impl Drop for JoinedCapture {
     fn drop(&mut self) {
-        self.uses.end_joined();
+        Route::end_joined(&self.uses);
         drop(self.routed.take());
-        self.uses.end_capture();
+        self.memory.share().end_capture(&self.uses);
     }
 }
 
@@ -66,8 +66,8 @@ impl JoinedCapture {
             Some(id) => share.clock_of(id),
             None => CaptureClock::new(share.presence.clone()),
         };
-        let uses = GraphUses::new(share);
-        let routed = Routed::begin(&uses, &clock, stream)?;
+        let uses = share.begin_graph();
+        let routed = Routed::begin(share, &uses, &clock, stream)?;
         routed.keep(&uses)?;
         Ok(Self {
             routed: Some(routed),

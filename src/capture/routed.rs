@@ -3,8 +3,7 @@
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::engine::captures_of;
 use crate::error::StreamError;
-use crate::handles::Registration;
-use crate::handles::{CaptureClock, GraphUses};
+use crate::handles::{CaptureClock, GraphShare, GraphUses, Registration, Route};
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
 
@@ -21,16 +20,17 @@ impl Routed {
     /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, [`StreamError::Closed`] if the pool is
     /// closed, and an error if the stream is routed already.
     pub(super) fn begin(
+        share: &plain::Arc<GraphShare>,
         uses: &plain::Arc<GraphUses>,
         clock: &plain::Arc<CaptureClock>,
         stream: &Stream,
     ) -> Result<Self, StreamError> {
-        if !stream.is_of(&uses.share.presence) {
+        if !stream.is_of(&share.presence) {
             return Err(StreamError::ForeignPool(Box::default()));
         }
         let registration = stream.registration();
         expect_open(registration, "begin_capture")?;
-        registration.begin_route(uses, clock)?;
+        Route::begin(registration, share, uses, clock)?;
         Ok(Self {
             stream: stream.clone(),
         })
@@ -109,7 +109,7 @@ fn call_on<R>(
 
 impl Drop for Routed {
     fn drop(&mut self) {
-        self.stream.registration().end_route();
+        Route::end(self.stream.registration());
     }
 }
 

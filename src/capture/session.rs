@@ -6,7 +6,7 @@ use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
 use crate::handles::Registration;
-use crate::handles::{CaptureClock, GraphUses};
+use crate::handles::{CaptureClock, GraphUses, Route};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain;
@@ -107,9 +107,10 @@ impl Capture {
             return Err(StreamError::ForeignPool(Box::default()));
         }
         seal_all(stream)?;
-        let uses = GraphUses::new(memory.share());
-        let clock = CaptureClock::new(uses.share.presence.clone());
-        let routed = Routed::begin(&uses, &clock, stream)?;
+        let share = memory.share();
+        let uses = share.begin_graph();
+        let clock = CaptureClock::new(share.presence.clone());
+        let routed = Routed::begin(share, &uses, &clock, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -127,7 +128,7 @@ impl Capture {
         if let Some(id) = capture.routed[0].capture()? {
             capture.clock.set_id(id);
         }
-        memory.share().add_clock(&capture.clock);
+        share.add_clock(&capture.clock);
         capture.routed[0].keep(&capture.uses)?;
         Ok(capture)
     }
@@ -150,7 +151,7 @@ impl Capture {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("capture_of", kind, reason).into());
         }
-        let routed = Routed::begin(&self.uses, &self.clock, stream)?;
+        let routed = Routed::begin(self.memory.share(), &self.uses, &self.clock, stream)?;
         self.routed.push(routed);
         Ok(())
     }
@@ -178,10 +179,10 @@ impl Capture {
     fn finish(&mut self) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let routed = std::mem::take(&mut self.routed);
         let ended = self.end_on_device(&routed);
-        self.uses.end_joined();
+        Route::end_joined(&self.uses);
         drop(routed);
         // From now on no stream allocates for the graph.
-        self.uses.end_capture();
+        self.memory.share().end_capture(&self.uses);
         ended
     }
 

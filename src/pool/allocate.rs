@@ -219,7 +219,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         if !is_own || registration.observers.is_some() {
             pool.presence.expect_own(registration, caller.location)?;
         }
-        if let Some(route) = registration.route() {
+        if let Some(route) = Route::of(registration) {
             return self.take_captured(&route, caller).map(Begun::Taken);
         }
         if let Some(room) = self.room {
@@ -384,7 +384,7 @@ impl Kind for ForBlocks<'_> {
     fn begin(&self, attempt: Attempt) -> Result<Begun<Vec<Block>>, AllocError> {
         let presence = &self.handles.pool.presence;
         presence.expect_own(self.handles.registration, attempt.caller.location)?;
-        if let Some(route) = self.handles.registration.route() {
+        if let Some(route) = Route::of(self.handles.registration) {
             let layouts = self.layouts.iter();
             let blocks = layouts.map(|layout| {
                 captured::allocate(self.handles.registration, &route, *layout, attempt.caller)
