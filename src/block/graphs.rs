@@ -6,15 +6,14 @@
 use super::uses::Points;
 use super::{Block, Extra, Uses};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::engine::{ordering, release};
+use crate::engine::ordering;
 use crate::error::StreamError;
 use crate::handles::Registration;
 use crate::handles::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
-use crate::queue::Passages;
 use crate::stream::Event;
-use crate::sync::{Arc, Guards, Mutex, Rare, plain};
+use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
 
 /// The graphs that use a block.
@@ -30,7 +29,7 @@ pub(super) struct OfGraphs {
 
 impl OfGraphs {
     /// Returns a graph that keeps the block, if there is one.
-    fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
+    pub(super) fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
         self.named_by.iter().find_map(plain::Weak::upgrade)
     }
 
@@ -65,10 +64,21 @@ impl Block {
         self
     }
 
+    /// Names a block in the graph that its stream is being captured into, if a request from before the capture was
+    /// granted it: the pool's work and the stream's need not name it.
+    pub(crate) fn name_if_captured(&self) {
+        let home = self.registration();
+        if home.lane.cache.is_captured() {
+            self.uses().name_captured(home);
+        }
+    }
+}
+
+impl Uses<'_> {
     /// Notes that captured work uses the block: the graph keeps it.
-    pub(crate) fn name_in_graph(&self, route: &Route) {
+    pub(super) fn name_in(self, route: &Route) {
         let (is_new, residency) = {
-            let mut extra = self.extra.lock();
+            let mut extra = self.block.extra.lock();
             let Extra {
                 graphs, residency, ..
             } = &mut **extra.get_or_insert_default();
@@ -81,67 +91,20 @@ impl Block {
             residency.name_in(&route.uses);
         }
         if is_new {
-            route
-                .uses
-                .record_grant(self.registration(), self.allocation().after);
-        }
-    }
-
-    /// Names a block in the graph that its stream is being captured into, if a request from before the capture was
-    /// granted it: the pool's work and the stream's need not name it.
-    pub(crate) fn name_if_captured(&self) {
-        if let Some(route) = Route::of(self.registration()) {
-            self.name_in_graph(&route);
+            let after = self.block.allocation().after;
+            route.uses.record_grant(self.home, after);
         }
     }
 
     /// Returns a graph that keeps the block, if there is one.
-    pub(crate) fn graph_that_keeps(&self) -> Option<plain::Arc<GraphUses>> {
-        self.extra(|extra| extra.graphs.as_ref()?.keeper())
+    pub(crate) fn keeper(self) -> Option<plain::Arc<GraphUses>> {
+        self.block.extra(Extra::keeper)
     }
 
-    /// Returns the graph that keeps the block when it ends, if there is one.
-    #[inline]
-    pub(super) fn keeper(&mut self) -> Option<plain::Arc<GraphUses>> {
-        // Without the lock, since nothing else has the block.
-        let extra = self.extra.get_mut().as_ref()?;
-        extra
-            .graphs
-            .as_ref()?
-            .keeper()
-            .filter(|_| self.allocation.is_some())
-    }
-
-    /// Leaves the block to a graph, which owns it from then on.
-    pub(super) fn leave_to(&mut self, graph: &GraphUses) {
-        let none = Mutex::new(Guards::Block, Rare::NONE);
-        graph.keep(Box::new(Self {
-            registration: self.registration.take(),
-            allocation: self.allocation.take(),
-            charge: self.charge,
-            extra: std::mem::replace(&mut self.extra, none),
-        }));
-    }
-
-    /// Ends the uses of a block so far, and of the launches. Returns what they wait for.
-    pub(super) fn end_uses(&mut self) -> Passages {
-        let uses = self.uses();
-        let (lanes, earlier) = (uses.lanes(), uses.fence_left_behind());
-        let service = self.registration().service.clone();
-        let fences = release::end_uses(&service.engine, &lanes, earlier, self.size());
-        let mut passages = Passages::new(&service, &lanes, &fences);
-        for (registration, point) in uses.launches() {
-            passages.add(registration.passage(point));
-        }
-        passages
-    }
-}
-
-impl Uses<'_> {
     /// Notes a use on a stream that is being captured: the graph keeps the block.
     pub(super) fn name_captured(self, on: &Registration) {
         if let Some(route) = Route::of(on) {
-            self.block.name_in_graph(&route);
+            self.name_in(&route);
         }
     }
 
@@ -262,6 +225,6 @@ impl Uses<'_> {
 
     /// Lets the host in: until the result is dropped, no graph is launched that uses the block.
     pub(super) fn begin_host_access(self) -> HostAccess {
-        HostAccess::begin(self.graphs())
+        HostAccess::begin(self.graphs(), None)
     }
 }

@@ -1,7 +1,7 @@
 //! A capture that other code begins and ends.
 
 use super::GraphMemory;
-use super::routed::{Routed, capture_of, expect_open};
+use super::routed::{Routed, capture_of, expect_usable};
 use crate::device::DeviceError;
 use crate::error::StreamError;
 use crate::handles::{CaptureClock, GraphUses, Route};
@@ -57,10 +57,7 @@ impl GraphMemory {
 impl JoinedCapture {
     fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
-        if !stream.is_of(&share.presence) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
-        expect_open(stream.registration(), "begin_capture")?;
+        expect_usable(share, stream, "begin_capture")?;
         // Streams that join one by one share the order of their capture.
         let clock = match capture_of(stream)? {
             Some(id) => share.clock_of(id),

@@ -1,6 +1,6 @@
 //! A capture that the pool begins and ends.
 
-use super::routed::{Routed, capture_of, expect_open};
+use super::routed::{Routed, capture_of, expect_usable};
 use super::{CapturedGraph, GraphMemory};
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
@@ -102,12 +102,9 @@ impl GraphMemory {
 
 impl Capture {
     fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
-        let pool = memory.pool();
-        if !stream.is_of(pool.presence()) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
-        seal_all(stream)?;
         let share = memory.share();
+        expect_usable(share, stream, "begin_capture")?;
+        seal_all(stream)?;
         let uses = share.begin_graph();
         let clock = CaptureClock::new(share.presence.clone());
         let routed = Routed::begin(share, &uses, &clock, stream)?;
@@ -141,10 +138,8 @@ impl Capture {
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
-        if !stream.is_of(self.memory.pool().presence()) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
-        expect_open(stream.registration(), "capture_of")?;
+        let share = self.memory.share();
+        expect_usable(share, stream, "capture_of")?;
         let joined = capture_of(stream)?;
         if joined.is_none() || joined != self.clock.id() {
             let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";

@@ -240,7 +240,7 @@ impl Residency {
                 .collect();
             (state.streams.clone(), graphs)
         };
-        let launches = HostAccess::of_absence(graphs, &self.0.name);
+        let launches = HostAccess::begin(graphs, Some(&self.0.name));
         let uses = streams.iter().map(|stream| {
             let point = ordering::present_point(&stream.service.engine, &stream.lane);
             stream.passage(point)

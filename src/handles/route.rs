@@ -39,12 +39,15 @@ impl Route {
     #[inline]
     pub(crate) fn of(stream: &Registration) -> Option<Self> {
         match stream.lane.cache.is_captured() {
-            true => {
-                let routes = stream.presence.routes.0.lock();
-                routes.get(&stream.lane.id).cloned()
-            }
+            true => Self::of_captured(stream),
             false => None,
         }
+    }
+
+    #[cold]
+    fn of_captured(stream: &Registration) -> Option<Self> {
+        let routes = stream.presence.routes.0.lock();
+        routes.get(&stream.lane.id).cloned()
     }
 
     /// Lets a stream allocate from memory for graphs, in the order of a capture, until [`end`](Self::end). Its freed blocks

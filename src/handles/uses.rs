@@ -169,26 +169,14 @@ pub(crate) struct HostAccess {
 }
 
 impl HostAccess {
-    pub(crate) fn begin(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>) -> Self {
-        Self::of(graphs, None)
-    }
-
-    /// Begins for an absence of the memory with this name.
-    pub(crate) fn of_absence(
+    /// Begins an access of the host, or an absence of the memory with a name.
+    pub(crate) fn begin(
         graphs: SmallVec<[plain::Arc<GraphUses>; 1]>,
-        memory: &plain::Arc<str>,
+        absent: Option<&plain::Arc<str>>,
     ) -> Self {
-        Self::of(graphs, Some(memory.clone()))
-    }
-
-    fn of(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>, absent: Option<plain::Arc<str>>) -> Self {
-        let begun = Self { graphs, absent };
-        let absent = begun.absent.as_ref();
-        begun
-            .graphs
-            .iter()
-            .for_each(|graph| graph.let_host_in(absent));
-        begun
+        graphs.iter().for_each(|graph| graph.let_host_in(absent));
+        let absent = absent.cloned();
+        Self { graphs, absent }
     }
 
     /// Returns the launches of these graphs that may not be complete.
