@@ -1,10 +1,9 @@
 //! The end of a block that is awaited, that has anything extra, or that observers are told of: they hear of the free before
 //! any other request can be granted the memory. Any other block ends where it [began](super::life).
 
-use super::life::as_used;
 use super::{Access, Block, Extra, Part};
 use crate::device::DeviceError;
-use crate::engine::{Use, order, release};
+use crate::engine::{Allocation, Use, order, release};
 use crate::error::StreamError;
 use crate::foreign::ForeignMemory;
 use crate::handles::{CaptureClock, Ending, GraphUses, Registration, Route};
@@ -94,8 +93,8 @@ impl End<'_> {
         if !is_awaited && self.keep() {
             return None;
         }
-        let allocation = self.0.allocation.take()?;
-        let block = as_used(&allocation, self.0.charge.rounding());
+        let block = self.memory()?;
+        self.0.allocation = None;
         let lanes = is_awaited.then(|| {
             let extra = self.0.extra.get_mut().as_mut();
             match extra.map(|extra| extra.deallocated_at = awaited_at) {
@@ -118,6 +117,20 @@ impl End<'_> {
             passages.add(registration.passage(point));
         }
         passages
+    }
+
+    /// Returns the memory as it is freed, if the block has not ended.
+    fn memory(&self) -> Option<Use> {
+        let Allocation {
+            id, address, bytes, ..
+        } = *self.0.allocation.as_ref()?;
+        let rounding = self.0.charge.rounding();
+        Some(Use {
+            id,
+            address,
+            bytes,
+            rounding,
+        })
     }
 
     /// Leaves the block to a graph, which owns it from then on.
@@ -145,7 +158,8 @@ impl End<'_> {
     #[inline(never)]
     fn tell(&mut self, location: Option<&'static Location<'static>>) {
         let is_captured = self.is_in_capture();
-        let (Some(registration), Some(allocation)) = (&self.0.registration, &self.0.allocation)
+        let (Some(block), Some(registration), Some(allocation)) =
+            (self.memory(), &self.0.registration, &self.0.allocation)
         else {
             return;
         };
@@ -163,7 +177,6 @@ impl End<'_> {
             Some(false) => return,
             None => {}
         }
-        let block = as_used(allocation, self.0.charge.rounding());
         let is_first_after_all =
             registration.fill_ending(observers, &lanes, left_at, block, is_captured, location);
         let mut waits_for = &lanes[..];
@@ -196,11 +209,10 @@ impl End<'_> {
     fn keep(&mut self) -> bool {
         let extra = self.0.extra.get_mut();
         let is_plain = extra.as_ref().is_some_and(|extra| extra.is_only_reserved());
-        let Some(allocation) = self.0.allocation.as_ref().filter(|_| is_plain) else {
+        let Some(block) = self.memory().filter(|_| is_plain) else {
             return false;
         };
-        let block = as_used(allocation, self.0.charge.rounding());
-        let mut spare = extra.take();
+        let mut spare = self.0.extra.get_mut().take();
         let reserved = spare.as_mut().and_then(|extra| extra.reserved.take());
         let reserved = reserved.expect("a block of a reservation");
         let is_kept = reserved.keep(&mut self.0.registration, &block, &mut spare);

@@ -372,7 +372,7 @@ fn cache_of(registration: &Registration) -> &StreamCache {
 
 /// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.
 #[inline(always)]
-pub(super) fn as_used(allocation: &Allocation, rounding: u32) -> Use {
+fn as_used(allocation: &Allocation, rounding: u32) -> Use {
     Use {
         id: allocation.id,
         address: allocation.address,
