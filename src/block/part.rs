@@ -55,10 +55,7 @@ impl<'a> Part<'a> {
         self.range.end - self.range.start
     }
 
-    /// Returns the part as an argument of work on a stream, and notes the use.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Stream::record_use`].
+    /// Returns the part as an argument of work on a stream, and notes the use; see [`Stream::record_use`].
     pub(crate) fn argument(&self, stream: &Stream) -> Result<Argument<'a>, StreamError> {
         let (on, uses) = (self.block.own(stream)?, self.block.uses());
         match self.access {
@@ -69,9 +66,6 @@ impl<'a> Part<'a> {
     }
 
     /// Returns the part as an argument of work on a stream that its user ordered after the grant.
-    ///
-    /// # Errors
-    /// Returns an error if the stream belongs to another pool.
     pub(crate) fn argument_ordered_by_user(
         &self,
         stream: &Stream,
@@ -92,10 +86,7 @@ impl<'a> Part<'a> {
         Ok((on, resident))
     }
 
-    /// Copies bytes into the part, which is as large.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::upload`].
+    /// Copies bytes into the part, which is as large; see [`Block::upload`].
     pub(crate) fn upload(
         &self,
         stream: &Stream,
@@ -122,10 +113,7 @@ impl<'a> Part<'a> {
         Ok(Upload::new(on.clone(), transfer))
     }
 
-    /// Copies the part to the host.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::download`].
+    /// Copies the part to the host; see [`Block::download`].
     #[track_caller]
     pub(crate) fn download(&self, stream: &Stream) -> Result<Download, CopyError> {
         let (on, _resident) = self.begin(stream)?;
@@ -141,10 +129,7 @@ impl<'a> Part<'a> {
         Ok(Download::new(on.clone(), transfer))
     }
 
-    /// Fills the part.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::fill`].
+    /// Fills the part; see [`Block::fill`].
     #[track_caller]
     pub(crate) fn fill(&self, stream: &Stream, fill: Fill) -> Result<(), CopyError> {
         let (on, _resident) = self.begin(stream)?;
