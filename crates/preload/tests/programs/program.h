@@ -37,6 +37,8 @@ int cuMemPoolDestroy(void *);
 int cuMemPoolTrimTo(void *, size_t);
 int cuMemPoolGetAttribute(void *, int, void *);
 int cuMemPoolSetAttribute(void *, int, void *);
+int cuStreamSynchronize(void *);
+int cuMemCreate(void **, size_t, void *, uint64_t);
 int fakeHold(void *);
 
 static void *context;
@@ -56,20 +58,4 @@ static inline int end(void) {
 static inline void use(address_t at, size_t bytes, int with) {
   memset((void *)at, with, bytes);
   for (size_t i = 0; i < bytes; i += 997) IS(((unsigned char *)at)[i] == (unsigned char)with);
-}
-
-static inline void allocate_both(void) {
-  address_t a, b;
-  void *stream;
-  CHECK(cuStreamCreate(&stream, 1));
-  for (int i = 0; i < 10; i++) {
-    CHECK(cuMemAlloc_v2(&a, 1 << 20));
-    CHECK(cuMemAllocAsync(&b, 3 << 20, stream));
-    IS(a % 256 == 0 && b % 256 == 0);
-    use(a, 1 << 20, i);
-    use(b, 3 << 20, i + 1);
-    CHECK(cuMemFreeAsync(b, stream));
-    CHECK(cuMemFree_v2(a));
-  }
-  CHECK(cuStreamDestroy_v2(stream));
 }
