@@ -42,6 +42,10 @@ static stream_t own(stream_t stream) { return stream ? stream : (stream_t)2; }
   X(cuMemFreeAsync, cuMemFreeAsync, (address_t a, stream_t s), a, s) \
   X(cuMemFreeAsync_ptsz, cuMemFreeAsync, (address_t a, stream_t s), a, own(s)) \
   X(cuMemCreate, cuMemCreate, (any_t h, size_t n, any_t p, address_t f), h, n, p, f) \
+  X(cuMemRelease, cuMemRelease, (address_t h), h) \
+  X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, (any_t h, any_t a), h, a) \
+  X(cuMemMap, cuMemMap, (address_t a, size_t n, size_t o, address_t h, address_t f), a, n, o, h, f) \
+  X(cuMemUnmap, cuMemUnmap, (address_t a, size_t n), a, n) \
   X(cuMemGetInfo_v2, cuMemGetInfo, (any_t free, any_t total), free, total) \
   X(cuMemGetAddressRange_v2, cuMemGetAddressRange, (any_t base, any_t n, address_t a), base, n, a) \
   X(cuPointerGetAttribute, cuPointerGetAttribute, (any_t d, int t, address_t a), d, t, a) \
@@ -111,11 +115,10 @@ static void say(const char *text) {
 static void load(void) {
   if (__atomic_load_n(&has_failed, __ATOMIC_RELAXED)) return;
   void *handle = dlmopen(LM_ID_BASE, library, RTLD_NOW | RTLD_LOCAL);
-  for (int at = 0; handle && at < COUNT; at++) {
-    void *function = dlsym(handle, calls[at].pool);
-    if (!function) { handle = 0; break; }
-    __atomic_store_n(&pools[at], function, __ATOMIC_RELEASE);
-  }
+  void *found[COUNT];
+  for (int at = 0; handle && at < COUNT; at++)
+    if (!(found[at] = dlsym(handle, calls[at].pool))) handle = 0;
+  for (int at = 0; handle && at < COUNT; at++) __atomic_store_n(&pools[at], found[at], __ATOMIC_RELEASE);
   if (!handle && !__atomic_exchange_n(&has_failed, 1, __ATOMIC_RELAXED)) {
     say("weirpool: the program runs without the pool: ");
     say(library);

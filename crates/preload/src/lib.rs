@@ -7,6 +7,7 @@ pub mod settings;
 mod served {
     mod blocks;
     mod captures;
+    mod chunks;
     mod contexts;
     mod counts;
     mod driver;

@@ -128,14 +128,16 @@ impl Settings {
     }
 }
 
-/// Returns the directory with both libraries: that of `executable`, `deps` or `../lib` beside it, or that of this build.
+/// Returns the paths of the audit library and of the pool's library: in `deps` beside `executable`, beside it, in `../lib`, or
+/// where this crate was built. `None` if one is in none of these places.
 pub fn libraries(executable: &Path) -> Option<(PathBuf, PathBuf)> {
     let beside = executable.parent()?;
     // A build leaves the one in the folder of its script, and the other among the dependencies.
     let built = option_env!("OUT_DIR").map(Path::new);
     let folders = [
-        Some(beside.to_owned()),
+        // What cargo copies beside its programs may be of an earlier build.
         Some(beside.join("deps")),
+        Some(beside.to_owned()),
         Some(beside.join("../lib")),
         built.map(|built| built.join("../../../deps")),
         built.map(Path::to_owned),

@@ -67,6 +67,8 @@ pub(super) struct Range {
     pub(super) bytes: u64,
     /// Whether it is a block of the pool.
     pub(super) is_block: bool,
+    /// Whether it is a block in the order of a stream.
+    pub(super) is_ordered: bool,
 }
 
 /// Returns the allocation that an address lies in. Unless it begins there, looks through all of them.
@@ -76,6 +78,7 @@ pub(super) fn find(address: u64) -> Option<Range> {
         start: *start,
         bytes: held.bytes(),
         is_block: matches!(held.memory, Memory::Block(_)),
+        is_ordered: matches!(&held.memory, Memory::Block(block) if !held.context.is_synchronous(block)),
     };
     if let Some(found) = shard(address).get_key_value(&address).map(range) {
         return Some(found);

@@ -16,10 +16,12 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{AllocError, Block, BuildError, Pool, Sealing, Stream, StreamError, Tag};
+use weirpool::extend::Charge;
+use weirpool::{
+    AllocError, Block, BuildError, ErrorClass, Pool, Sealing, Stream, StreamError, Tag, Terms,
+};
 use weirpool_broker::BrokerOptions;
 use weirpool_observe::Record;
 
@@ -34,11 +36,30 @@ pub(super) enum Answer<T> {
     Passed(Passed),
 }
 
+impl<T> Answer<T> {
+    /// Returns the answer for what `make` makes of a served value.
+    pub(super) fn map<U>(self, make: impl FnOnce(T) -> U) -> Answer<U> {
+        match self {
+            Self::Served(value) => Answer::Served(make(value)),
+            Self::Failed(status) => Answer::Failed(status),
+            Self::Passed(reason) => Answer::Passed(reason),
+        }
+    }
+
+    /// Returns the answer that `call` gives for a served value.
+    pub(super) fn and_then<U>(self, call: impl FnOnce(T) -> Answer<U>) -> Answer<U> {
+        match self {
+            Self::Served(value) => call(value),
+            Self::Failed(status) => Answer::Failed(status),
+            Self::Passed(reason) => Answer::Passed(reason),
+        }
+    }
+}
+
 /// A context, and its pool.
 pub(super) struct Context {
     pub(super) handle: usize,
     pub(super) device: c_int,
-    pub(super) cuda: CudaDevice,
     pub(super) pool: Pool,
     /// The stream of calls that are in no stream's order. No work is submitted to it, and it never waits on the device:
     /// memory that is allocated on it is free of earlier work.
@@ -47,7 +68,9 @@ pub(super) struct Context {
     pub(super) legacy: OnceLock<Arc<streams::Known>>,
     pub(super) is_alive: Arc<AtomicBool>,
     pub(super) settings: Settings,
-    tag: Option<Tag>,
+    terms: Terms,
+    /// Counts the allocations of the driver's that were admitted.
+    pub(super) admitted: AtomicU64,
 }
 
 #[derive(Clone, Copy)]
@@ -215,32 +238,31 @@ impl Context {
         let work = cuda.create_stream()?;
         let raw = work.cu_stream() as usize;
         let own = Handle::kept(handle, raw, work).without_waits();
-        let tag = settings.tag.as_deref().map(Tag::new);
+        let mut terms = Terms::default();
+        terms.tag = settings.tag.as_deref().map(Tag::new);
+        terms.timeout = Some(settings.wait);
         Ok(Self {
             handle,
             device,
             synchronous: pool.register(&own)?.named("synchronous calls"),
-            cuda,
             pool,
             legacy: OnceLock::new(),
             is_alive: Arc::new(AtomicBool::new(true)),
             settings,
-            tag,
+            terms,
+            admitted: AtomicU64::new(0),
         })
     }
 
     /// Allocates in the order of a stream, and waits for memory as long as the settings say.
     #[inline]
     pub(super) fn allocate(&'static self, stream: &Stream, bytes: u64) -> Answer<u64> {
-        let request = self.pool.allocate(stream, bytes);
-        let request = match self.tag {
-            Some(tag) => request.tag(tag),
-            None => request,
-        };
-        let allocated = match self.settings.wait {
-            Duration::ZERO => request.try_now(),
-            wait => request.timeout(wait).blocking(),
-        };
+        // Most requests are served from the stream's own lane.
+        let request = || self.pool.allocate(stream, bytes).terms(self.terms);
+        let allocated = request().try_now().or_else(|error| match error.class() {
+            ErrorClass::Busy { .. } => request().blocking(),
+            _ => Err(error),
+        });
         match allocated {
             Ok(block) => {
                 let address = block.address().to_bits();
@@ -258,22 +280,19 @@ impl Context {
         self.allocate(&self.synchronous, bytes)
     }
 
-    /// Admits memory that the driver allocates by `allocate`, and charges it.
+    /// Returns whether a block was allocated in no stream's order.
+    pub(super) fn is_synchronous(&self, block: &Block) -> bool {
+        block.stream().id() == self.synchronous.id()
+    }
+
+    /// Admits memory that the driver allocates by `allocate`, as soon as there is room for it. Returns what `allocate` returns,
+    /// and the charge, to be dropped when the memory is gone.
     pub(super) fn admit(
-        &'static self,
+        &self,
         bytes: u64,
         allocate: impl Fn() -> Result<u64, Status>,
-    ) -> Answer<u64> {
-        let request = self.pool.charge_for(bytes);
-        let request = match self.tag {
-            Some(tag) => request.tag(tag),
-            None => request,
-        };
-        let charged = match self.settings.wait {
-            Duration::ZERO => request.try_now(),
-            wait => request.timeout(wait).blocking(),
-        };
-        let charge = match charged {
+    ) -> Answer<(u64, Charge)> {
+        let charge = match self.pool.charge_for(bytes).terms(self.terms).blocking() {
             Ok(charge) => charge,
             Err(error) => return refused(&error),
         };
@@ -283,15 +302,26 @@ impl Context {
             _ => Err(status),
         });
         match allocated {
-            Ok(address) => {
-                let _charge = charge;
-                let memory = Memory::Charged { _charge, bytes };
-                let context = self;
-                blocks::put(address, Held { context, memory });
-                Answer::Served(address)
+            Ok(memory) => {
+                self.admitted.fetch_add(1, Ordering::Relaxed);
+                Answer::Served((memory, charge))
             }
             Err(status) => Answer::Failed(status),
         }
+    }
+
+    /// Allocates memory of the driver's by its `cuMemAlloc`, and charges it.
+    pub(super) fn allocate_plain(
+        &'static self,
+        bytes: u64,
+        allocate: impl Fn() -> Result<u64, Status>,
+    ) -> Answer<u64> {
+        self.admit(bytes, allocate).map(|(address, _charge)| {
+            let memory = Memory::Charged { _charge, bytes };
+            let context = self;
+            blocks::put(address, Held { context, memory });
+            address
+        })
     }
 
     /// Frees a block that work of any stream may use: waits for all work of the context, as the driver's `cuMemFree`

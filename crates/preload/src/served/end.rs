@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use weirpool_observe::{Recorded, write_trace};
 
 /// Writes a line to standard error, if it is open.
@@ -72,8 +73,12 @@ fn report(context: &Context) {
         0 => String::new(),
         blocks => format!("; {blocks} not freed"),
     };
+    let admitted = match context.admitted.load(Ordering::Relaxed) {
+        0 => String::new(),
+        admitted => format!(", {admitted} of the driver's admitted"),
+    };
     say(&format!(
-        "{} allocations on device {}, at most {:.1} MiB used and {:.1} MiB reserved{waits}{left}{Counts}",
+        "{} allocations{admitted} on device {}, at most {:.1} MiB used and {:.1} MiB reserved{waits}{left}{Counts}",
         read.allocations,
         context.device,
         mib(read.used.high),

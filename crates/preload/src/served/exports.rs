@@ -10,13 +10,18 @@
 //! | `cuCtxDestroy`, `cuDevicePrimaryCtxReset`, the last `cuDevicePrimaryCtxRelease` | first give all memory of the context back |
 //! | captures | allocations of captured streams, and all that are in no stream's order while a capture goes on, are the driver's |
 
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each of these functions has the conditions of the driver's own, and the pointers and handles of the program's call"
+)]
+
 use super::blocks::{self, Held, Memory};
 use super::captures;
 use super::contexts::{self, Answer};
 use super::counts::Passed;
 use super::driver::{INVALID_VALUE, SUCCESS, Status};
 use super::end::say;
-use super::{figures, fork, nvml, pointers, pools, streams};
+use super::{chunks, figures, fork, nvml, pointers, pools, streams};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,22 +80,20 @@ fn unless_captured<T>(call: impl FnOnce() -> Answer<T>) -> Answer<T> {
 fn synchronous(bytes: usize, driver: impl Fn(Place) -> Status) -> Answer<u64> {
     unless_captured(|| {
         contexts::free_deferred();
-        let context = match contexts::of_current() {
-            Answer::Served(context) => context,
-            Answer::Failed(status) => return Answer::Failed(status),
-            Answer::Passed(reason) => return Answer::Passed(reason),
-        };
-        if !context.settings.is_plain {
-            return context.allocate_synchronously(bytes as u64);
-        }
-        context.admit(bytes as u64, || {
-            let mut address = 0;
-            match driver(&mut address) {
-                SUCCESS => Ok(address),
-                status => Err(status),
-            }
+        contexts::of_current().and_then(|context| match context.settings.is_plain {
+            false => context.allocate_synchronously(bytes as u64),
+            true => context.allocate_plain(bytes as u64, || written(&driver)),
         })
     })
+}
+
+/// Returns what a function of the driver writes to a place.
+fn written(driver: impl Fn(Place) -> Status) -> Result<u64, Status> {
+    let mut value = 0;
+    match driver(&mut value) {
+        SUCCESS => Ok(value),
+        status => Err(status),
+    }
 }
 
 /// # Safety
@@ -104,15 +107,12 @@ unsafe fn ordered(bytes: usize, stream: usize) -> Answer<u64> {
     unsafe { streams::with(stream, |known| known.context.allocate(&known.stream, bytes as u64)) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemAlloc(
     driver: unsafe extern "C" fn(Place, usize) -> Status,
     place: Place,
     bytes: usize,
 ) -> Status {
-    // SAFETY: guaranteed by the caller, here and below: pointers and handles are those of the program's call.
     let call = |place| unsafe { driver(place, bytes) };
     unsafe { give(place, bytes, || synchronous(bytes, call), || call(place)) }
 }
@@ -120,8 +120,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAlloc(
 /// The driver's rows begin at multiples of these bytes.
 const PITCH: usize = 512;
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemAllocPitch(
     driver: unsafe extern "C" fn(Place, *mut usize, usize, usize, c_uint) -> Status,
@@ -149,8 +147,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAllocPitch(
     unsafe { give(place, bytes, serve, || call(place)) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemAllocManaged(
     driver: unsafe extern "C" fn(Place, usize, c_uint) -> Status,
@@ -162,22 +158,71 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAllocManaged(
     unsafe { driver(place, bytes, flags) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemCreate(
-    driver: unsafe extern "C" fn(Place, usize, *const c_void, u64) -> Status,
-    handle: Place,
+    driver: unsafe extern "C" fn(Place, usize, *const chunks::Properties, u64) -> Status,
+    place: Place,
     bytes: usize,
-    properties: *const c_void,
+    properties: *const chunks::Properties,
     flags: u64,
 ) -> Status {
-    Passed::Chunk.count();
-    unsafe { driver(handle, bytes, properties, flags) }
+    let call = |place| unsafe { driver(place, bytes, properties, flags) };
+    if properties.is_null() {
+        return call(place);
+    }
+    let create = || chunks::create(bytes as u64, unsafe { &*properties }, || written(call));
+    unsafe { give(place, bytes, create, || call(place)) }
 }
 
-/// # Safety
-/// As for the driver's function.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuMemRelease(
+    driver: unsafe extern "C" fn(u64) -> Status,
+    handle: u64,
+) -> Status {
+    noted(|| unsafe { driver(handle) }, || chunks::released(handle))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuMemRetainAllocationHandle(
+    driver: unsafe extern "C" fn(Place, usize) -> Status,
+    place: Place,
+    address: usize,
+) -> Status {
+    noted(|| unsafe { driver(place, address) }, || chunks::retained(unsafe { *place }))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuMemMap(
+    driver: unsafe extern "C" fn(u64, usize, usize, u64, u64) -> Status,
+    address: u64,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: u64,
+) -> Status {
+    let call = || unsafe { driver(address, bytes, offset, handle, flags) };
+    noted(call, || chunks::mapped(address, handle))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuMemUnmap(
+    driver: unsafe extern "C" fn(u64, usize) -> Status,
+    address: u64,
+    bytes: usize,
+) -> Status {
+    let call = || unsafe { driver(address, bytes) };
+    noted(call, || chunks::unmapped(address, bytes as u64))
+}
+
+/// Has the driver answer, and notes its success.
+fn noted(driver: impl FnOnce() -> Status, note: impl FnOnce()) -> Status {
+    let status = driver();
+    if status == SUCCESS {
+        let _ = served(|| Answer::Served(note()));
+    }
+    status
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemAllocAsync(
     driver: unsafe extern "C" fn(Place, usize, usize) -> Status,
@@ -192,8 +237,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAllocAsync(
     unsafe { give(place, bytes, serve, || driver(place, bytes, stream)) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemAllocFromPoolAsync(
     driver: unsafe extern "C" fn(Place, usize, usize, usize) -> Status,
@@ -209,8 +252,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAllocFromPoolAsync(
     unsafe { give(place, bytes, serve, || driver(place, bytes, pool, stream)) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemFree(
     driver: unsafe extern "C" fn(u64) -> Status,
@@ -246,8 +287,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFree(
     }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
     driver: unsafe extern "C" fn(u64, usize) -> Status,
@@ -259,9 +298,16 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
             return Answer::Passed(Passed::NoPool);
         };
         let context = held.context;
-        let Memory::Block(block) = held.memory else {
-            blocks::put(address, held);
-            return Answer::Failed(INVALID_VALUE);
+        let block = match held.memory {
+            Memory::Block(block) => block,
+            // The driver frees memory of `cuMemAlloc` here, too.
+            memory => match unsafe { driver(address, stream) } {
+                SUCCESS => return Answer::Served(drop(memory)),
+                status => {
+                    blocks::put(address, Held { context, memory });
+                    return Answer::Failed(status);
+                }
+            },
         };
         let mut block = Some(block);
         let mut free = || {
@@ -299,8 +345,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
     }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemGetInfo(
     driver: unsafe extern "C" fn(*mut usize, *mut usize) -> Status,
@@ -309,13 +353,8 @@ pub(super) unsafe extern "C" fn weirpool_cuMemGetInfo(
 ) -> Status {
     let status = unsafe { driver(free, total) };
     if status == SUCCESS && !free.is_null() && !total.is_null() {
-        let seen = served(|| match contexts::of_current() {
-            Answer::Served(context) => {
-                Answer::Served(figures::seen(context, unsafe { (*free, *total) }))
-            }
-            Answer::Failed(status) => Answer::Failed(status),
-            Answer::Passed(reason) => Answer::Passed(reason),
-        });
+        let seen = |context| figures::seen(context, unsafe { (*free, *total) });
+        let seen = served(|| contexts::of_current().map(seen));
         if let Answer::Served(seen) = seen {
             unsafe { (*free, *total) = seen };
         }
@@ -323,8 +362,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemGetInfo(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemGetAddressRange(
     driver: unsafe extern "C" fn(Place, *mut usize, u64) -> Status,
@@ -346,8 +383,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemGetAddressRange(
     }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuPointerGetAttribute(
     driver: unsafe extern "C" fn(*mut c_void, c_int, u64) -> Status,
@@ -366,8 +401,6 @@ pub(super) unsafe extern "C" fn weirpool_cuPointerGetAttribute(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuPointerGetAttributes(
     driver: unsafe extern "C" fn(c_uint, *mut c_int, *mut *mut c_void, u64) -> Status,
@@ -390,8 +423,6 @@ pub(super) unsafe extern "C" fn weirpool_cuPointerGetAttributes(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuIpcGetMemHandle(
     driver: unsafe extern "C" fn(*mut c_void, u64) -> Status,
@@ -409,8 +440,6 @@ pub(super) unsafe extern "C" fn weirpool_cuIpcGetMemHandle(
     unsafe { driver(handle, address) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemPoolExportPointer(
     driver: unsafe extern "C" fn(*mut c_void, u64) -> Status,
@@ -421,8 +450,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolExportPointer(
     unsafe { driver(data, address) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemPoolCreate(
     driver: unsafe extern "C" fn(*mut usize, *const pools::Properties) -> Status,
@@ -436,8 +463,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolCreate(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemPoolDestroy(
     driver: unsafe extern "C" fn(usize) -> Status,
@@ -449,8 +474,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolDestroy(
     unsafe { driver(pool) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemPoolTrimTo(
     driver: unsafe extern "C" fn(usize, usize) -> Status,
@@ -461,8 +484,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolTrimTo(
     unsafe { driver(pool, bytes) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemPoolSetAttribute(
     driver: unsafe extern "C" fn(usize, c_int, *mut c_void) -> Status,
@@ -477,8 +498,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolSetAttribute(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemPoolGetAttribute(
     driver: unsafe extern "C" fn(usize, c_int, *mut c_void) -> Status,
@@ -493,8 +512,6 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolGetAttribute(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuDeviceSetMemPool(
     driver: unsafe extern "C" fn(c_int, usize) -> Status,
@@ -508,8 +525,6 @@ pub(super) unsafe extern "C" fn weirpool_cuDeviceSetMemPool(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuStreamDestroy(
     driver: streams::Destroy,
@@ -521,8 +536,6 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamDestroy(
     }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuStreamBeginCapture(
     driver: unsafe extern "C" fn(usize, c_int) -> Status,
@@ -532,8 +545,6 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamBeginCapture(
     begun(|| unsafe { driver(stream, mode) })
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuStreamBeginCaptureToGraph(
     driver: unsafe extern "C" fn(usize, usize, usize, usize, usize, c_int) -> Status,
@@ -557,8 +568,6 @@ fn begun(driver: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuStreamEndCapture(
     driver: unsafe extern "C" fn(usize, *mut usize) -> Status,
@@ -574,8 +583,6 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamEndCapture(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuCtxDestroy(
     driver: unsafe extern "C" fn(usize) -> Status,
@@ -588,8 +595,6 @@ pub(super) unsafe extern "C" fn weirpool_cuCtxDestroy(
 /// How often the program holds the primary context of each device.
 static RETAINED: Mutex<BTreeMap<c_int, usize>> = Mutex::new(BTreeMap::new());
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxRetain(
     driver: unsafe extern "C" fn(*mut usize, c_int) -> Status,
@@ -604,8 +609,6 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxRetain(
     status
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxRelease(
     driver: unsafe extern "C" fn(c_int) -> Status,
@@ -626,8 +629,6 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxRelease(
     unsafe { driver(device) }
 }
 
-/// # Safety
-/// As for the driver's function.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxReset(
     driver: unsafe extern "C" fn(c_int) -> Status,
@@ -637,8 +638,6 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxReset(
     unsafe { driver(device) }
 }
 
-/// # Safety
-/// As for the function of NVML.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_nvmlDeviceGetMemoryInfo(
     driver: unsafe extern "C" fn(usize, *mut nvml::Memory) -> Status,
@@ -654,8 +653,6 @@ pub(super) unsafe extern "C" fn weirpool_nvmlDeviceGetMemoryInfo(
     status
 }
 
-/// # Safety
-/// As for the function of NVML.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_nvmlDeviceGetMemoryInfo_v2(
     driver: unsafe extern "C" fn(usize, *mut nvml::MemoryWithReserved) -> Status,

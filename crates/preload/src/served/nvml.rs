@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 /// `nvmlMemory_t`, in bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Memory {
+pub(super) struct Memory {
     total: u64,
     free: u64,
     used: u64,
@@ -20,7 +20,7 @@ pub struct Memory {
 /// `nvmlMemory_v2_t`, in bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct MemoryWithReserved {
+pub(super) struct MemoryWithReserved {
     version: c_uint,
     total: u64,
     reserved: u64,

@@ -31,10 +31,13 @@ pub(super) fn block(address: u64) -> Answer<Range> {
 /// The place holds a value of the attribute's type.
 pub(super) unsafe fn write(place: *mut c_void, attribute: c_int, range: &Range) {
     let value = match attribute {
-        CONTEXT => range.context.handle as u64,
         RANGE_START => range.start,
         RANGE_SIZE => range.bytes,
-        _ => driver::default_pool(range.context.device).unwrap_or(0) as u64,
+        // Memory in the order of a stream is of a pool, and other memory of a context.
+        CONTEXT if range.is_ordered => 0,
+        CONTEXT => range.context.handle as u64,
+        _ if range.is_ordered => driver::default_pool(range.context.device).unwrap_or(0) as u64,
+        _ => 0,
     };
     // SAFETY: each of these is a pointer or a size.
     unsafe { place.cast::<u64>().write(value) };

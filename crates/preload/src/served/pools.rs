@@ -14,7 +14,7 @@ use weirpool::device::PoolAttribute;
 
 /// The beginning of `CUmemPoolProps`, in all versions of CUDA.
 #[repr(C)]
-pub struct Properties {
+pub(super) struct Properties {
     kind: c_uint,
     handle_types: c_uint,
     location_kind: c_uint,

@@ -140,11 +140,7 @@ pub(super) unsafe fn with<T>(raw: usize, call: impl FnOnce(&Known) -> Answer<T>)
         (Ok(Some(answer)), _) => answer,
         // The thread is ending, and remembers nothing any more.
         // SAFETY: guaranteed by the caller.
-        (_, Some(call)) => match unsafe { find(raw, context) } {
-            Answer::Served(known) => call(&known),
-            Answer::Failed(status) => Answer::Failed(status),
-            Answer::Passed(reason) => Answer::Passed(reason),
-        },
+        (_, Some(call)) => unsafe { find(raw, context) }.and_then(|known| call(&known)),
         (_, None) => Answer::Passed(Passed::NoPool),
     }
 }

@@ -75,10 +75,11 @@ static void errors(void) {
   two_streams();
   IS(cuMemAlloc_v2(&a, 0) == 1);
   IS(cuMemAlloc_v2(0, 1) == 1);
-  IS(cuMemAllocAsync(&a, 0, stream) == 1);
+  IS(cuMemAllocAsync(&a, 0, stream) == 0 && a == 0);
+  IS(cuMemAllocAsync(0, 1, stream) == 1);
   IS(cuMemAlloc_v2(&a, 1ul << 40) == 2);
   IS(cuMemAllocAsync(&a, 1ul << 40, stream) == 2);
-  IS(cuMemFree_v2(0) == 1);
+  IS(cuMemFree_v2(0) == 0 && cuMemFreeAsync(0, stream) == 0);
   IS(cuMemFree_v2(12345) == 1);
   CHECK(cuMemAlloc_v2(&a, 1));
   IS(a % 256 == 0);
@@ -181,7 +182,7 @@ static void plain(void) {
   CHECK(cuMemGetAddressRange_v2(&base, &bytes, a));
   IS(base == 2 * MIB); /* the driver's answer */
   IS(cuMemAlloc_v2(&b, 14 * MIB) == 2);
-  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemFreeAsync(a, 0));
   CHECK(cuMemAlloc_v2(&b, 14 * MIB));
   CHECK(cuMemFree_v2(b));
 }

@@ -138,13 +138,14 @@ static R take(P *p, size_t n) {
   return OK;
 }
 static R give(P p) {
-  if (!p || (p - 4096) % STEP) return INVALID;
+  if (!p) return OK;
+  if ((p - 4096) % STEP) return INVALID;
   charge(-(long)*(size_t *)(p - 4096));
   free((void *)(p - 4096));
   return OK;
 }
 API cuMemAlloc_v2(P *p, size_t n) { calls.alloc++; return take(p, n); }
-API cuMemAllocAsync(P *p, size_t n, void *s) { (void)s; calls.async++; return take(p, n); }
+API cuMemAllocAsync(P *p, size_t n, void *s) { (void)s; calls.async++; return p && !n ? (*p = 0, OK) : take(p, n); }
 API cuMemAllocAsync_ptsz(P *p, size_t n, void *s) { return cuMemAllocAsync(p, n, s); }
 API cuMemAllocFromPoolAsync(P *p, size_t n, void *q, void *s) { (void)s, (void)q; calls.pool++; return take(p, n); }
 API cuMemAllocPitch_v2(P *p, size_t *pitch, size_t w, size_t h, unsigned e) {
