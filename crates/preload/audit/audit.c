@@ -57,7 +57,10 @@ static stream_t own(stream_t stream) { return stream ? stream : (stream_t)2; }
   X(cuMemPoolTrimTo, cuMemPoolTrimTo, (any_t q, size_t n), q, n) \
   X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, (any_t q, int t, any_t v), q, t, v) \
   X(cuMemPoolGetAttribute, cuMemPoolGetAttribute, (any_t q, int t, any_t v), q, t, v) \
+  X(cuMemPoolSetAccess, cuMemPoolSetAccess, (any_t q, any_t d, size_t n), q, d, n) \
   X(cuDeviceSetMemPool, cuDeviceSetMemPool, (int d, any_t q), d, q) \
+  X(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, (any_t c, unsigned f), c, f) \
+  X(cuCtxDisablePeerAccess, cuCtxDisablePeerAccess, (any_t c), c) \
   X(cuStreamDestroy_v2, cuStreamDestroy, (stream_t s), s) \
   X(cuStreamBeginCapture_v2, cuStreamBeginCapture, (stream_t s, int m), s, m) \
   X(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture, (stream_t s, int m), own(s), m) \

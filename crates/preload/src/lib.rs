@@ -17,6 +17,7 @@ mod served {
     mod fork;
     mod nvml;
     mod page;
+    mod peers;
     mod pointers;
     mod pools;
     mod streams;

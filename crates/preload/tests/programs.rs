@@ -2,38 +2,17 @@
 //! counts the allocations that reach it.
 #![cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 
+mod common;
+
+use common::built;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use weirpool_preload::settings::{LIBRARY, PROCESS, Settings, libraries};
-
-/// A folder with the driver and the programs.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
-        fs::create_dir_all(&folder).unwrap();
-        let source = |name: &str| format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
-        let compile = |output: &str, input: &str, arguments: &[&str]| {
-            let mut compiler = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-            compiler.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
-            compiler.arg(folder.join(output)).arg(source(input));
-            compiler.arg(format!("-L{}", folder.display())).args(arguments);
-            assert!(compiler.status().unwrap().success(), "{compiler:?}");
-        };
-        compile("libcuda.so.1", "cuda", &["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-lpthread"]);
-        let linked = ["-l:libcuda.so.1", "-lpthread", "-ldl"];
-        compile("cases", "cases", &linked);
-        compile("reach", "reach", &linked);
-        compile("reach-by-data", "reach", &[&["-fno-plt"][..], &linked].concat());
-        folder
-    })
-}
 
 /// What a program and its driver say.
 struct Run {
@@ -224,8 +203,18 @@ fn short_request_waits_for_a_free_of_another_thread() {
 fn plain_memory_is_the_drivers_and_the_limit_admits_it() {
     let settings = Settings { limit: Some(16 << 20), is_plain: true, ..usual() };
     let run = with(&settings, "cases", &["plain"]).expect_ok();
-    assert_eq!((run.counts[0]["alloc"], run.counts[0]["free"], run.counts[0]["used"]), (2, 2, 0));
+    let count = |call: &str| run.counts[0][call];
+    assert_eq!((count("alloc"), count("free"), count("free_async"), count("used")), (2, 1, 1, 0));
     assert!(run.errors().contains("1 failed"), "{}", run.errors());
+}
+
+#[test]
+fn chunk_is_admitted_until_nothing_has_it() {
+    let limit = Some(16 << 20);
+    let run = with(&Settings { limit, ..usual() }, "cases", &["chunks"]).expect_ok();
+    let text = run.errors();
+    assert!(text.contains("2 of the driver's admitted") && text.contains("3 failed"), "{text}");
+    assert!(text.contains("4 by cuMemCreate"), "{text}");
 }
 
 #[test]

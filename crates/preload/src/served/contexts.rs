@@ -61,6 +61,8 @@ pub(super) struct Context {
     pub(super) handle: usize,
     pub(super) device: c_int,
     pub(super) pool: Pool,
+    /// The device, for access to the memory of others.
+    pub(super) cuda: CudaDevice,
     /// The stream of calls that are in no stream's order. No work is submitted to it, and it never waits on the device:
     /// memory that is allocated on it is free of earlier work.
     synchronous: Stream,
@@ -246,6 +248,7 @@ impl Context {
             device,
             synchronous: pool.register(&own)?.named("synchronous calls"),
             pool,
+            cuda,
             legacy: OnceLock::new(),
             is_alive: Arc::new(AtomicBool::new(true)),
             settings,

@@ -104,3 +104,12 @@ pub(super) fn devices() -> c_int {
     let counted = checked(unsafe { sys::cuDeviceGetCount(&mut count) });
     counted.map_or(0, |()| count)
 }
+
+/// Returns the primary context of a device, which the program holds.
+pub(super) fn primary(device: c_int) -> Result<usize, Status> {
+    let mut context: CUcontext = std::ptr::null_mut();
+    // SAFETY: the call writes to the variable. What is retained is released at once.
+    checked(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+    checked(unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) })?;
+    Ok(context as usize)
+}

@@ -21,7 +21,7 @@ use super::contexts::{self, Answer};
 use super::counts::Passed;
 use super::driver::{INVALID_VALUE, SUCCESS, Status};
 use super::end::say;
-use super::{chunks, figures, fork, nvml, pointers, pools, streams};
+use super::{chunks, figures, fork, nvml, peers, pointers, pools, streams};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -510,6 +510,38 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolGetAttribute(
         let _ = served(|| unsafe { pools::get(pool, attribute, value) });
     }
     status
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuMemPoolSetAccess(
+    driver: unsafe extern "C" fn(usize, *const peers::Access, usize) -> Status,
+    pool: usize,
+    access: *const peers::Access,
+    count: usize,
+) -> Status {
+    let status = unsafe { driver(pool, access, count) };
+    if status == SUCCESS && !access.is_null() {
+        let access = unsafe { std::slice::from_raw_parts(access, count) };
+        let _ = served(|| Answer::Served(peers::allow(pool, access)));
+    }
+    status
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuCtxEnablePeerAccess(
+    driver: unsafe extern "C" fn(usize, c_uint) -> Status,
+    context: usize,
+    flags: c_uint,
+) -> Status {
+    noted(|| unsafe { driver(context, flags) }, || peers::change(context, true))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuCtxDisablePeerAccess(
+    driver: unsafe extern "C" fn(usize) -> Status,
+    context: usize,
+) -> Status {
+    noted(|| unsafe { driver(context) }, || peers::change(context, false))
 }
 
 #[unsafe(no_mangle)]

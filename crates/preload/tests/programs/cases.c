@@ -187,6 +187,25 @@ static void plain(void) {
   CHECK(cuMemFree_v2(b));
 }
 
+/* Physical memory that the program maps is admitted for as long as a handle or a mapping has it. */
+static void chunks(void) {
+  struct { unsigned kind, handles, location; int device; char more[16]; } where = {1, 0, 1, 0, {0}};
+  void *handle, *another;
+  CHECK(cuMemCreate(&handle, 10 * MIB, &where, 0));
+  IS(cuMemCreate(&another, 10 * MIB, &where, 0) == 2);
+  IS(cuMemAlloc_v2(&a, 10 * MIB) == 2);
+  CHECK(cuMemAddressReserve(&b, 10 * MIB, 0, 0, 0));
+  CHECK(cuMemMap(b, 10 * MIB, 0, handle, 0));
+  CHECK(cuMemRelease(handle));
+  use(b, 10 * MIB, 3);
+  IS(cuMemCreate(&another, 10 * MIB, &where, 0) == 2);
+  CHECK(cuMemUnmap(b, 10 * MIB));
+  CHECK(cuMemAlloc_v2(&a, 10 * MIB));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemCreate(&another, 10 * MIB, &where, 0)); /* of what the pool gives back */
+  CHECK(cuMemRelease(another));
+}
+
 /* The memory of a context ends with it, and the next one begins anew. */
 static void contexts(void) {
   for (int i = 0; i < 3; i++) {
@@ -301,12 +320,26 @@ static void exits_in_thread(void) {
 static void leaves(void) { CHECK(cuMemAlloc_v2(&a, MIB)); puts("ok"); fflush(stdout); _exit(0); }
 static void crashes(void) { CHECK(cuMemAlloc_v2(&a, MIB)); raise(SIGSEGV); }
 
-/* ns of a pair. */
+/* Memory of 24 MiB in each of 200 rounds. */
+static void rounds(void) {
+  two_streams();
+  for (int i = 0; i < 200; i++) {
+    CHECK(cuMemAlloc_v2(&a, 12 * MIB));
+    CHECK(cuMemAllocAsync(&b, 12 * MIB, stream));
+    use(a, 4096, i);
+    use(b, 4096, i);
+    usleep(500);
+    CHECK(cuMemFreeAsync(b, stream));
+    CHECK(cuMemFree_v2(a));
+  }
+}
+
+/* Many pairs, for profiles. */
 static void pairs(void) { two_streams(); for (int i = 0; i < 100000; i++) { CHECK(cuMemAllocAsync(&a, MIB, stream)); CHECK(cuMemFreeAsync(a, stream)); } }
 
 static const struct { const char *name; void (*run)(void); } cases[] = {
 #define CASE(name) {#name, name}
-  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain),
+  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
   CASE(contexts), CASE(threads), CASE(forks), CASE(forks_first), CASE(executes), CASE(late), CASE(exits_in_thread), CASE(leaves), CASE(crashes), CASE(pairs),
 };
 

@@ -39,6 +39,10 @@ int cuMemPoolGetAttribute(void *, int, void *);
 int cuMemPoolSetAttribute(void *, int, void *);
 int cuStreamSynchronize(void *);
 int cuMemCreate(void **, size_t, void *, uint64_t);
+int cuMemRelease(void *);
+int cuMemAddressReserve(address_t *, size_t, size_t, address_t, uint64_t);
+int cuMemMap(address_t, size_t, size_t, void *, uint64_t);
+int cuMemUnmap(address_t, size_t);
 int fakeHold(void *);
 
 static void *context;
