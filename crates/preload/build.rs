@@ -15,7 +15,14 @@ fn main() {
     let library = PathBuf::from(of_target("OUT_DIR")).join("libweirpool_audit.so");
     let mut compiler = cc::Build::new().opt_level(2).get_compiler().to_command();
     compiler
-        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"])
+        .args([
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fPIC",
+            "-shared",
+        ])
         .arg("-o")
         .arg(&library)
         .arg("audit/audit.c");

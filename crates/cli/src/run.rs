@@ -23,7 +23,10 @@ pub(crate) fn run(options: &Run) -> anyhow::Result<()> {
             units::path(&own)
         )
     })?;
-    let (program, arguments) = options.program.split_first().context("no program is named")?;
+    let (program, arguments) = options
+        .program
+        .split_first()
+        .context("no program is named")?;
     let mut command = Command::new(program);
     command
         .args(arguments)

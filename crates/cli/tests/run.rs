@@ -23,7 +23,10 @@ fn folder(name: &str) -> PathBuf {
 
 fn weirpool(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weirpool"));
-    command.args(arguments).env("LD_LIBRARY_PATH", built()).env_remove("LD_AUDIT");
+    command
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", built())
+        .env_remove("LD_AUDIT");
     command
 }
 
@@ -34,21 +37,34 @@ fn program(name: &str) -> String {
 #[track_caller]
 fn expect_ok(output: &Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && output.stdout == b"ok\n", "{output:?}");
+    assert!(
+        output.status.success() && output.stdout == b"ok\n",
+        "{output:?}"
+    );
     errors
 }
 
 #[test]
 fn program_allocates_from_the_pool_and_keeps_its_status() {
     let cases = program("cases");
-    let output = weirpool(&["run", "--limit", "16MiB", "--wait", "200ms", "--", &cases, "limited"]).output();
+    let output = weirpool(&[
+        "run", "--limit", "16MiB", "--wait", "200ms", "--", &cases, "limited",
+    ])
+    .output();
     let errors = expect_ok(&output.unwrap());
     assert!(errors.contains("2 allocations on device 0"), "{errors}");
-    let failed = weirpool(&["run", "--", "sh", "-c", "exit 7"]).output().unwrap();
+    let failed = weirpool(&["run", "--", "sh", "-c", "exit 7"])
+        .output()
+        .unwrap();
     assert_eq!((failed.status.code(), failed.stderr.len()), (Some(7), 0));
-    let missing = weirpool(&["run", "--", "/nowhere/program"]).output().unwrap();
+    let missing = weirpool(&["run", "--", "/nowhere/program"])
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&missing.stderr).into_owned();
-    assert!(!missing.status.success() && text.contains("/nowhere/program cannot be started"), "{text}");
+    assert!(
+        !missing.status.success() && text.contains("/nowhere/program cannot be started"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -71,7 +87,10 @@ fn live_page_is_served_while_the_program_runs() {
     let mut command = weirpool(&["run", "--page", "--", &cases, "rounds"]);
     let output = command.output().unwrap();
     let errors = expect_ok(&output);
-    assert!(errors.contains("the page is at http://127.0.0.1:"), "{errors}");
+    assert!(
+        errors.contains("the page is at http://127.0.0.1:"),
+        "{errors}"
+    );
 }
 
 #[test]
@@ -89,15 +108,29 @@ fn three_programs_share_less_memory_than_they_need() {
         thread::sleep(Duration::from_millis(5));
     }
     let cases = program("cases");
-    let arguments = ["run", "--wait", "30s", "--broker", &socket, "--tag", "rounds", "--", &cases, "rounds"];
+    let arguments = [
+        "run", "--wait", "30s", "--broker", &socket, "--tag", "rounds", "--", &cases, "rounds",
+    ];
     let programs = [(); 3].map(|()| {
-        weirpool(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        weirpool(&arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
     });
     let outputs = programs.map(|program| program.wait_with_output().unwrap());
     let _ = broker.kill();
     let _ = broker.wait();
     let errors = outputs.each_ref().map(expect_ok);
-    assert!(errors.iter().all(|text| text.contains("400 allocations") && !text.contains("failed")), "{errors:?}");
-    assert!(errors.iter().any(|text| text.contains("waited")), "{errors:?}");
+    assert!(
+        errors
+            .iter()
+            .all(|text| text.contains("400 allocations") && !text.contains("failed")),
+        "{errors:?}"
+    );
+    assert!(
+        errors.iter().any(|text| text.contains("waited")),
+        "{errors:?}"
+    );
     fs::remove_dir_all(folder).unwrap();
 }

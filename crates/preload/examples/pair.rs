@@ -33,7 +33,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stream = pool.register(&work)?;
     for bytes in [4096, 1 << 20, 64 << 20] {
         time("the pool's own", bytes, |bytes| {
-            drop(pool.allocate(&stream, bytes as u64).blocking().expect("memory"));
+            drop(
+                pool.allocate(&stream, bytes as u64)
+                    .blocking()
+                    .expect("memory"),
+            );
         });
         time("the pool's own, by addresses", bytes, |bytes| {
             let address = raw.allocate(&work, bytes as u64, None).expect("memory");
@@ -46,7 +50,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let status = sys::cuMemAllocAsync(&mut address, bytes, work.cu_stream());
                 (status, sys::cuMemFreeAsync(address, work.cu_stream()))
             };
-            assert_eq!(status, (sys::CUresult::CUDA_SUCCESS, sys::CUresult::CUDA_SUCCESS));
+            assert_eq!(
+                status,
+                (sys::CUresult::CUDA_SUCCESS, sys::CUresult::CUDA_SUCCESS)
+            );
         });
     }
     Ok(())

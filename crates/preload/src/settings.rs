@@ -104,7 +104,9 @@ impl Settings {
             number.ok_or_else(expected).map(Some)
         };
         let limit = read(LIMIT).map(|value| {
-            let size = value.to_str().and_then(|text| text.parse::<ByteSize>().ok());
+            let size = value
+                .to_str()
+                .and_then(|text| text.parse::<ByteSize>().ok());
             let expected = || format!("{LIMIT} is {value:?}: expected bytes, such as 8GiB");
             size.map(|size| size.as_u64()).ok_or_else(expected)
         });
@@ -179,7 +181,12 @@ mod tests {
 
     #[test]
     fn invalid_setting_is_refused_by_its_name() {
-        for (name, value) in [(WAIT, "soon"), (LIMIT, "much"), (PAGE, "70000"), (MEMORY, "fast")] {
+        for (name, value) in [
+            (WAIT, "soon"),
+            (LIMIT, "much"),
+            (PAGE, "70000"),
+            (MEMORY, "fast"),
+        ] {
             let refused = read(&[(name, value.into())]).unwrap_err();
             assert!(refused.starts_with(name), "{refused}");
         }

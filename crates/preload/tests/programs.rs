@@ -30,7 +30,11 @@ impl Run {
     #[track_caller]
     fn expect_ok(self) -> Self {
         let text = String::from_utf8_lossy(&self.output.stdout);
-        assert!(self.output.status.success() && text == "ok\n", "{text}{}", self.errors());
+        assert!(
+            self.output.status.success() && text == "ok\n",
+            "{text}{}",
+            self.errors()
+        );
         self
     }
 
@@ -64,14 +68,23 @@ fn finish(mut command: Command, report: &Path) -> Run {
     let _ = fs::remove_file(report);
     let counts = |line: &str| {
         let pairs = line.split(' ').map(|pair| pair.split_once('=').unwrap());
-        pairs.map(|(name, count)| (name.to_owned(), count.parse().unwrap())).collect()
+        pairs
+            .map(|(name, count)| (name.to_owned(), count.parse().unwrap()))
+            .collect()
     };
-    Run { output, counts: text.lines().map(counts).collect() }
+    Run {
+        output,
+        counts: text.lines().map(counts).collect(),
+    }
 }
 
 fn report() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("report-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = format!(
+        "report-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
@@ -94,7 +107,10 @@ fn with(settings: &Settings, program: &str, arguments: &[&str]) -> Run {
 }
 
 fn usual() -> Settings {
-    Settings { wait: Duration::from_millis(200), ..Settings::default() }
+    Settings {
+        wait: Duration::from_millis(200),
+        ..Settings::default()
+    }
 }
 
 fn case(name: &str) -> Run {
@@ -130,10 +146,17 @@ fn program_without_the_library_uses_the_driver() {
     let report = report();
     let mut command = command("reach", &["dlsym"], &report);
     let (audit, _) = libraries(&std::env::current_exe().unwrap()).unwrap();
-    command.env("LD_AUDIT", audit).env(LIBRARY, "/nowhere/libweirpool_preload.so");
+    command
+        .env("LD_AUDIT", audit)
+        .env(LIBRARY, "/nowhere/libweirpool_preload.so");
     let run = finish(command, &report).expect_ok();
     assert_eq!((run.counts[0]["alloc"], run.counts[0]["async"]), (10, 10));
-    assert_eq!(run.errors().matches("cannot be loaded").count(), 1, "{}", run.errors());
+    assert_eq!(
+        run.errors().matches("cannot be loaded").count(),
+        1,
+        "{}",
+        run.errors()
+    );
 }
 
 #[test]
@@ -159,8 +182,15 @@ fn destroyed_stream_lives_until_its_memory_is_reused() {
 #[test]
 fn captured_allocations_are_the_drivers() {
     let run = case("captures").expect_ok();
-    assert_eq!((run.counts[0]["async"], run.counts[0]["free_async"]), (1, 1));
-    assert!(run.errors().contains("passed through: 3 in captures"), "{}", run.errors());
+    assert_eq!(
+        (run.counts[0]["async"], run.counts[0]["free_async"]),
+        (1, 1)
+    );
+    assert!(
+        run.errors().contains("passed through: 3 in captures"),
+        "{}",
+        run.errors()
+    );
     assert!(!run.errors().contains("not freed"), "{}", run.errors());
 }
 
@@ -195,16 +225,37 @@ fn limit_is_seen_and_kept() {
 #[test]
 fn short_request_waits_for_a_free_of_another_thread() {
     let (limit, wait) = (Some(16 << 20), Duration::from_secs(20));
-    let run = with(&Settings { limit, wait, ..usual() }, "cases", &["patient"]).expect_served(2);
+    let run = with(
+        &Settings {
+            limit,
+            wait,
+            ..usual()
+        },
+        "cases",
+        &["patient"],
+    )
+    .expect_served(2);
     assert!(run.errors().contains("1 waited"), "{}", run.errors());
 }
 
 #[test]
 fn plain_memory_is_the_drivers_and_the_limit_admits_it() {
-    let settings = Settings { limit: Some(16 << 20), is_plain: true, ..usual() };
+    let settings = Settings {
+        limit: Some(16 << 20),
+        is_plain: true,
+        ..usual()
+    };
     let run = with(&settings, "cases", &["plain"]).expect_ok();
     let count = |call: &str| run.counts[0][call];
-    assert_eq!((count("alloc"), count("free"), count("free_async"), count("used")), (2, 1, 1, 0));
+    assert_eq!(
+        (
+            count("alloc"),
+            count("free"),
+            count("free_async"),
+            count("used")
+        ),
+        (2, 1, 1, 0)
+    );
     assert!(run.errors().contains("1 failed"), "{}", run.errors());
 }
 
@@ -213,7 +264,10 @@ fn chunk_is_admitted_until_nothing_has_it() {
     let limit = Some(16 << 20);
     let run = with(&Settings { limit, ..usual() }, "cases", &["chunks"]).expect_ok();
     let text = run.errors();
-    assert!(text.contains("2 of the driver's admitted") && text.contains("3 failed"), "{text}");
+    assert!(
+        text.contains("2 of the driver's admitted") && text.contains("3 failed"),
+        "{text}"
+    );
     assert!(text.contains("4 by cuMemCreate"), "{text}");
 }
 
@@ -239,7 +293,12 @@ fn forked_process_gets_the_drivers_answers() {
         panic!("two processes");
     };
     assert_eq!((child["alloc"], child["free"], parent["alloc"]), (1, 1, 0));
-    assert_eq!(run.errors().lines().count(), 1, "the parent reports: {}", run.errors());
+    assert_eq!(
+        run.errors().lines().count(),
+        1,
+        "the parent reports: {}",
+        run.errors()
+    );
 }
 
 #[test]
@@ -277,8 +336,16 @@ fn recorded_trace_has_every_allocation_and_free() {
     // The program is not the process of that number: its own is in the name.
     let folder = file.parent().unwrap();
     let name = file.file_name().unwrap().to_str().unwrap();
-    let found = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let found = found.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(name));
+    let found = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let found = found.filter(|path| {
+        path.file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with(name)
+    });
     let found: Vec<_> = found.collect();
     assert_eq!(found.len(), 1);
     let text = fs::read_to_string(&found[0]).unwrap();
@@ -293,13 +360,24 @@ fn missing_broker_fails_allocations_and_says_so() {
     let run = with(&Settings { broker, ..usual() }, "cases", &["order"]);
     assert!(!run.output.status.success());
     let text = run.errors();
-    assert!(text.contains("/nowhere/gpu0.sock") && text.contains("allocations fail"), "{text}");
+    assert!(
+        text.contains("/nowhere/gpu0.sock") && text.contains("allocations fail"),
+        "{text}"
+    );
     assert_eq!(run.counts[0]["async"], 0);
 }
 
 #[test]
 fn quiet_program_writes_nothing_of_its_own() {
     let is_quiet = true;
-    let run = with(&Settings { is_quiet, ..usual() }, "reach", &["linked"]).expect_ok();
+    let run = with(
+        &Settings {
+            is_quiet,
+            ..usual()
+        },
+        "reach",
+        &["linked"],
+    )
+    .expect_ok();
     assert_eq!(run.errors(), "");
 }

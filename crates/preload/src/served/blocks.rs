@@ -1,6 +1,6 @@
 //! The memory that the program holds, by its addresses.
 
-use super::contexts::Context;
+use super::context::Context;
 use rustc_hash::FxHashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use weirpool::Block;
@@ -86,9 +86,8 @@ pub(super) fn find(address: u64) -> Option<Range> {
     HELD.0.iter().find_map(|shard| {
         let shard = lock(shard);
         let mut all = shard.iter();
-        let inside = |(start, held): &(&u64, &Held)| {
-            (**start..**start + held.bytes()).contains(&address)
-        };
+        let inside =
+            |(start, held): &(&u64, &Held)| (**start..**start + held.bytes()).contains(&address);
         all.find(inside).map(range)
     })
 }

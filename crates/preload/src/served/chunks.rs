@@ -1,7 +1,8 @@
 //! Physical memory that the program maps itself: XLA and PyTorch's expandable segments allocate so. It is the driver's; the pool
 //! admits it, as long as it exists: until its handle is released, and no address maps it.
 
-use super::contexts::{self, Answer};
+use super::answer::Answer;
+use super::contexts;
 use super::counts::Passed;
 use super::driver::{self, Status};
 use std::collections::{BTreeMap, HashMap};
@@ -83,7 +84,9 @@ pub(super) fn unmapped(address: u64, bytes: u64) {
     let mut chunks = chunks();
     let end = Bound::Excluded(address.saturating_add(bytes));
     let inside = chunks.mappings.range((Bound::Included(address), end));
-    let inside: Vec<_> = inside.map(|(address, handle)| (*address, *handle)).collect();
+    let inside: Vec<_> = inside
+        .map(|(address, handle)| (*address, *handle))
+        .collect();
     let mut gone = Vec::new();
     for (address, handle) in inside {
         chunks.mappings.remove(&address);

@@ -1,20 +1,17 @@
 //! The end of the program: the trace is written, and a line of figures.
 
-use super::contexts::{self, Context};
+use super::context::Context;
+use super::contexts;
 use super::counts::Counts;
 use super::fork;
+use super::message::say;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::BufWriter;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use weirpool_observe::{Recorded, write_trace};
-
-/// Writes a line to standard error, if it is open.
-pub(super) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "weirpool: {text}");
-}
 
 /// Called when the libraries of the process end: after the program's own functions of this kind, which may free memory.
 #[used]
@@ -96,6 +93,9 @@ mod tests {
         let file = Path::new("trace.csv");
         assert_eq!(named(file, true, 0), file);
         assert_eq!(named(file, true, 1), Path::new("trace.csv.1"));
-        assert_eq!(named(file, false, 1), PathBuf::from(format!("trace.csv.{id}.1")));
+        assert_eq!(
+            named(file, false, 1),
+            PathBuf::from(format!("trace.csv.{id}.1"))
+        );
     }
 }

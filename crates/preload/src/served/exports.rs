@@ -15,18 +15,21 @@
     reason = "each of these functions has the conditions of the driver's own, and the pointers and handles of the program's call"
 )]
 
+use super::answer::Answer;
 use super::blocks::{self, Held, Memory};
-use super::captures;
-use super::contexts::{self, Answer};
+use super::context::Context;
 use super::counts::Passed;
 use super::driver::{INVALID_VALUE, SUCCESS, Status};
-use super::end::say;
-use super::{chunks, figures, fork, nvml, peers, pointers, pools, streams};
+use super::message::say;
+use super::{
+    captures, chunks, contexts, figures, fork, frees, nvml, peers, pointers, pools, streams,
+};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use weirpool::Block;
 
 type Place = *mut u64;
 
@@ -79,10 +82,21 @@ fn unless_captured<T>(call: impl FnOnce() -> Answer<T>) -> Answer<T> {
 /// Allocates memory in no stream's order.
 fn synchronous(bytes: usize, driver: impl Fn(Place) -> Status) -> Answer<u64> {
     unless_captured(|| {
-        contexts::free_deferred();
+        frees::free_deferred();
         contexts::of_current().and_then(|context| match context.settings.is_plain {
-            false => context.allocate_synchronously(bytes as u64),
-            true => context.allocate_plain(bytes as u64, || written(&driver)),
+            false => context
+                .allocate_synchronously(bytes as u64)
+                .map(|block| held(context, block)),
+            true => context
+                .admit(bytes as u64, || written(&driver))
+                .map(|(address, _charge)| {
+                    let memory = Memory::Charged {
+                        _charge,
+                        bytes: bytes as u64,
+                    };
+                    blocks::put(address, Held { context, memory });
+                    address
+                }),
         })
     })
 }
@@ -104,7 +118,21 @@ unsafe fn ordered(bytes: usize, stream: usize) -> Answer<u64> {
         return Answer::Passed(Passed::Capture);
     }
     // SAFETY: as above.
-    unsafe { streams::with(stream, |known| known.context.allocate(&known.stream, bytes as u64)) }
+    unsafe {
+        streams::with(stream, |known| {
+            let block = known.context.allocate(&known.stream, bytes as u64);
+            block.map(|block| held(known.context, block))
+        })
+    }
+}
+
+/// Keeps a block for the program, and returns its address.
+#[inline]
+fn held(context: &'static Context, block: Block) -> u64 {
+    let address = block.address().to_bits();
+    let memory = Memory::Block(block);
+    blocks::put(address, Held { context, memory });
+    address
 }
 
 #[unsafe(no_mangle)]
@@ -188,7 +216,10 @@ pub(super) unsafe extern "C" fn weirpool_cuMemRetainAllocationHandle(
     place: Place,
     address: usize,
 ) -> Status {
-    noted(|| unsafe { driver(place, address) }, || chunks::retained(unsafe { *place }))
+    noted(
+        || unsafe { driver(place, address) },
+        || chunks::retained(unsafe { *place }),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -264,7 +295,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFree(
         let context = held.context;
         let freed = match held.memory {
             Memory::Block(block) => {
-                let freed = context.free_synchronously(block);
+                let freed = frees::free(context, block);
                 freed.map_err(|(status, block)| (status, Memory::Block(block)))
             }
             charged => match unsafe { driver(address) } {
@@ -433,7 +464,9 @@ pub(super) unsafe extern "C" fn weirpool_cuIpcGetMemHandle(
     Passed::Export.count();
     if let Answer::Served(_) = served(|| pointers::block(address)) {
         if !SAID.swap(true, Ordering::Relaxed) {
-            say("cuIpcGetMemHandle cannot export the pool's memory: run the program with --memory plain");
+            say(
+                "cuIpcGetMemHandle cannot export the pool's memory: run the program with --memory plain",
+            );
         }
         return INVALID_VALUE;
     }
@@ -533,7 +566,10 @@ pub(super) unsafe extern "C" fn weirpool_cuCtxEnablePeerAccess(
     context: usize,
     flags: c_uint,
 ) -> Status {
-    noted(|| unsafe { driver(context, flags) }, || peers::change(context, true))
+    noted(
+        || unsafe { driver(context, flags) },
+        || peers::change(context, true),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -541,7 +577,10 @@ pub(super) unsafe extern "C" fn weirpool_cuCtxDisablePeerAccess(
     driver: unsafe extern "C" fn(usize) -> Status,
     context: usize,
 ) -> Status {
-    noted(|| unsafe { driver(context) }, || peers::change(context, false))
+    noted(
+        || unsafe { driver(context) },
+        || peers::change(context, false),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -620,7 +659,7 @@ pub(super) unsafe extern "C" fn weirpool_cuCtxDestroy(
     driver: unsafe extern "C" fn(usize) -> Status,
     context: usize,
 ) -> Status {
-    let _ = served(|| Answer::Served(contexts::close(context)));
+    let _ = served(|| Answer::Served(frees::close(context)));
     unsafe { driver(context) }
 }
 
@@ -655,7 +694,7 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxRelease(
         drop(retained);
         // The last release destroys the context.
         if left == Some(0) {
-            let _ = served(|| Answer::Served(contexts::close_primary(device)));
+            let _ = served(|| Answer::Served(frees::close_primary(device)));
         }
     }
     unsafe { driver(device) }
@@ -666,7 +705,7 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxReset(
     driver: unsafe extern "C" fn(c_int) -> Status,
     device: c_int,
 ) -> Status {
-    let _ = served(|| Answer::Served(contexts::close_primary(device)));
+    let _ = served(|| Answer::Served(frees::close_primary(device)));
     unsafe { driver(device) }
 }
 

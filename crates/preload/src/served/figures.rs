@@ -1,6 +1,6 @@
 //! The memory that the program sees.
 
-use super::contexts::Context;
+use super::context::Context;
 use weirpool_broker::lease_of;
 
 /// Returns the free and the total bytes that the program sees, from the driver's: memory that the pool can give counts
@@ -14,8 +14,12 @@ pub(super) fn seen(context: &Context, (free, total): (usize, usize)) -> (usize, 
     };
     let total = (total as u64).min(most);
     let held = read.used.current.saturating_add(read.charged);
-    let free = (free as u64).saturating_add(read.reserved.current.saturating_sub(read.used.current));
-    (free.min(total.saturating_sub(held)) as usize, total as usize)
+    let free =
+        (free as u64).saturating_add(read.reserved.current.saturating_sub(read.used.current));
+    (
+        free.min(total.saturating_sub(held)) as usize,
+        total as usize,
+    )
 }
 
 /// Returns the bytes that the pool of a context has from the device, or has admitted.

@@ -1,6 +1,7 @@
 //! NVML's figures of a device's memory, under a limit: the limit, and the memory that the pool has taken.
 
-use super::contexts::{self, Answer};
+use super::answer::Answer;
+use super::contexts;
 use super::counts::Passed;
 use super::figures;
 use crate::settings::Settings;
@@ -30,20 +31,31 @@ pub(super) struct MemoryWithReserved {
 
 impl MemoryWithReserved {
     pub(super) fn figures(self) -> Memory {
-        let Self { total, free, used, .. } = self;
+        let Self {
+            total, free, used, ..
+        } = self;
         Memory { total, free, used }
     }
 
     pub(super) fn set(&mut self, Memory { total, free, used }: Memory) {
         let reserved = self.reserved.min(total);
-        *self = Self { version: self.version, total, reserved, free, used };
+        *self = Self {
+            version: self.version,
+            total,
+            reserved,
+            free,
+            used,
+        };
     }
 }
 
 /// Returns the figures that the program sees of NVML's device.
 pub(super) fn seen(device: usize, real: Memory) -> Answer<Memory> {
-    static LIMIT: LazyLock<Option<u64>> =
-        LazyLock::new(|| Settings::of_environment().ok().and_then(|settings| settings.limit));
+    static LIMIT: LazyLock<Option<u64>> = LazyLock::new(|| {
+        Settings::of_environment()
+            .ok()
+            .and_then(|settings| settings.limit)
+    });
     let Some(limit) = *LIMIT else {
         return Answer::Passed(Passed::NoPool);
     };
@@ -79,7 +91,13 @@ fn is_device(device: usize, number: c_int) -> bool {
         return false;
     }
     // SAFETY: as above.
-    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().replace('-', "");
-    let digits = uuid.bytes.map(|byte| format!("{:02x}", byte as u8)).concat();
-    text.strip_prefix("GPU").is_some_and(|text| text.eq_ignore_ascii_case(&digits))
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) }
+        .to_string_lossy()
+        .replace('-', "");
+    let digits = uuid
+        .bytes
+        .map(|byte| format!("{:02x}", byte as u8))
+        .concat();
+    text.strip_prefix("GPU")
+        .is_some_and(|text| text.eq_ignore_ascii_case(&digits))
 }

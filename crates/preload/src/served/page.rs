@@ -1,7 +1,6 @@
 //! The live page of the first pool, on a thread of its own.
 
-use super::contexts::program;
-use super::end::say;
+use super::message::{program, say};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
@@ -22,12 +21,16 @@ pub(super) fn serve(pool: &Pool, port: u16) {
 }
 
 fn start(pool: Pool, port: u16) -> io::Result<()> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", port)))?;
     let address = listener.local_addr()?;
     let title = program().unwrap_or_else(|| "pool".into());
     let serving = move || runtime.block_on(accept(listener, pool, title));
-    std::thread::Builder::new().name("weirpool page".into()).spawn(serving)?;
+    std::thread::Builder::new()
+        .name("weirpool page".into())
+        .spawn(serving)?;
     say(&format!("the page is at http://{address}"));
     Ok(())
 }

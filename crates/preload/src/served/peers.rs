@@ -1,9 +1,9 @@
 //! Access of other devices to the memory of a pool: given as the program gives it to the driver's memory.
 
-use super::contexts::{self, Answer, Context};
-use super::driver;
-use super::end::say;
-use super::pools;
+use super::answer::Answer;
+use super::context::Context;
+use super::message::say;
+use super::{contexts, driver, pools};
 use std::ffi::{c_int, c_uint};
 use weirpool::AccessError;
 
@@ -20,7 +20,8 @@ const DEVICE: c_uint = 1;
 
 /// Gives the current context access to the memory of another one, or takes it back.
 pub(super) fn change(owner: usize, is_given: bool) {
-    let pools = contexts::of(owner).and_then(|owner| contexts::of_current().map(|peer| (owner, peer)));
+    let pools =
+        contexts::of(owner).and_then(|owner| contexts::of_current().map(|peer| (owner, peer)));
     if let Answer::Served((owner, peer)) = pools {
         set(owner, peer, is_given);
     }
@@ -52,6 +53,9 @@ fn set(owner: &Context, peer: &Context, is_given: bool) {
         false => peers.disable(&peer.cuda),
     };
     if let Err(error) = done {
-        say(&format!("device {} has no access to the pool of device {}: {error}", peer.device, owner.device));
+        say(&format!(
+            "device {} has no access to the pool of device {}: {error}",
+            peer.device, owner.device
+        ));
     }
 }

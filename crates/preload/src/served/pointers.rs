@@ -1,8 +1,8 @@
 //! What the driver says of an address: of a block as of memory that it allocated itself, and not as of the chunks that
 //! are mapped there.
 
+use super::answer::Answer;
 use super::blocks::{self, Range};
-use super::contexts::Answer;
 use super::counts::Passed;
 use super::driver;
 use std::ffi::{c_int, c_void};

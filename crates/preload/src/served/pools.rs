@@ -1,7 +1,8 @@
 //! The driver's memory pools that the program names. Those of a device's own memory that export nothing are all the one pool
 //! of the device here: the default one, and those that the program creates.
 
-use super::contexts::{self, Answer};
+use super::answer::Answer;
+use super::contexts;
 use super::counts::Passed;
 use super::driver;
 use rustc_hash::FxHashMap;
@@ -51,9 +52,8 @@ fn note(pool: usize, device: Option<c_int>) {
 }
 
 pub(super) fn created(pool: usize, properties: &Properties) {
-    let is_plain = properties.location_kind == DEVICE
-        && properties.handle_types == 0
-        && properties.most == 0;
+    let is_plain =
+        properties.location_kind == DEVICE && properties.handle_types == 0 && properties.most == 0;
     note(pool, is_plain.then_some(properties.location));
 }
 

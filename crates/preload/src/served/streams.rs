@@ -5,70 +5,20 @@
 //! stream of a thread ends with the thread: its frees record an event at once, and the pool names it only in calls of that
 //! thread.
 
-use super::contexts::{self, Answer, Context};
+use super::answer::Answer;
+use super::context::Context;
+use super::contexts;
 use super::counts::Passed;
 use super::driver::{self, LEGACY, PER_THREAD, Status};
+use super::handle::Handle;
 use rustc_hash::FxHashMap;
-use std::any::Any;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use weirpool::Stream;
-use weirpool::device::{DeviceId, DeviceStream, RawStream};
 
 /// The driver's `cuStreamDestroy`.
 pub(super) type Destroy = unsafe extern "C" fn(usize) -> Status;
-
-/// A stream, as the pool registers it.
-pub(super) struct Handle {
-    device: DeviceId,
-    raw: RawStream,
-    owner: Arc<dyn Any + Send + Sync>,
-    takes_waits: bool,
-    external: Option<u64>,
-}
-
-impl Handle {
-    pub(super) fn kept(context: usize, raw: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self {
-            // As weirpool-cuda names the device of a context.
-            device: DeviceId(context as u64 | 1 << 63),
-            raw: RawStream(raw as u64),
-            owner,
-            takes_waits: true,
-            external: None,
-        }
-    }
-
-    pub(super) fn without_waits(self) -> Self {
-        let takes_waits = false;
-        Self { takes_waits, ..self }
-    }
-}
-
-// SAFETY: the stream belongs to the context. It is destroyed with its owner; one of a thread is named only in that
-// thread's calls.
-unsafe impl DeviceStream for Handle {
-    fn device_id(&self) -> DeviceId {
-        self.device
-    }
-
-    fn raw(&self) -> RawStream {
-        self.raw
-    }
-
-    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        self.owner.clone()
-    }
-
-    fn takes_waits(&self) -> bool {
-        self.takes_waits
-    }
-
-    fn external_id(&self) -> Option<u64> {
-        self.external
-    }
-}
 
 /// An owner of a stream of the program.
 struct Owner {
@@ -98,7 +48,10 @@ pub(super) struct Known {
 /// What a thread used last: the generation, the stream, the context of a default stream, and the registration.
 type Last = (u64, usize, usize, Arc<Known>);
 
-static STREAMS: RwLock<Option<FxHashMap<usize, Arc<Known>>>> = RwLock::new(None);
+/// The streams by their handles; those of no handle of their own by their contexts.
+type Streams = FxHashMap<(usize, usize), Arc<Known>>;
+
+static STREAMS: RwLock<Option<Streams>> = RwLock::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -151,45 +104,48 @@ unsafe fn find(raw: usize, current: usize) -> Answer<Arc<Known>> {
     if raw == PER_THREAD {
         return own(current);
     }
-    if !LEGACY.contains(&raw) {
-        let known = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.as_ref().and_then(|known| known.get(&raw)) {
-            return Answer::Served(known.clone());
-        }
+    // Handles differ, but the default stream of every context has the same.
+    let name = match LEGACY.contains(&raw) {
+        true => (0, current),
+        false => (raw, 0),
+    };
+    let known = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known.as_ref().and_then(|known| known.get(&name)) {
+        return Answer::Served(known.clone());
     }
-    let handle = match LEGACY.contains(&raw) {
-        true => Ok(current),
+    drop(known);
+    let context = match name {
+        (0, current) => Ok(current),
         // SAFETY: guaranteed by the caller.
-        false => unsafe { driver::context_of(raw) },
+        _ => unsafe { driver::context_of(raw) },
     };
-    let context = match handle.map(contexts::of) {
-        Ok(Answer::Served(context)) => context,
-        Ok(Answer::Failed(status)) => return Answer::Failed(status),
-        Ok(Answer::Passed(reason)) => return Answer::Passed(reason),
-        Err(_) => return Answer::Passed(Passed::NoPool),
-    };
-    if LEGACY.contains(&raw) {
-        if let Some(known) = context.legacy.get() {
-            return Answer::Served(known.clone());
-        }
-        let handle = Handle::kept(context.handle, 0, Arc::new(())).without_waits();
-        return registered(context, &handle, None)
-            .map(|known| context.legacy.get_or_init(|| known).clone())
-            .map_or(Answer::Passed(Passed::NoPool), Answer::Served);
-    }
-    let owner = Arc::new(Owner {
-        raw,
-        is_context_alive: context.is_alive.clone(),
-        destroy: OnceLock::new(),
-    });
-    let handle = Handle::kept(context.handle, raw, owner.clone());
-    let Some(made) = registered(context, &handle, Some(owner)) else {
+    let Ok(context) = context else {
         return Answer::Passed(Passed::NoPool);
     };
-    let mut known = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    // Another thread may have been faster.
-    Answer::Served(known.entry(raw).or_insert(made).clone())
+    contexts::of(context).and_then(|context| {
+        let owner = Arc::new(Owner {
+            raw: name.0,
+            is_context_alive: context.is_alive.clone(),
+            destroy: OnceLock::new(),
+        });
+        let handle = Handle::kept(context.handle, name.0, owner.clone());
+        let handle = match name.0 {
+            0 => handle.without_waits(),
+            _ => handle,
+        };
+        let Some(made) = registered(context, &handle, Some(owner)) else {
+            return Answer::Passed(Passed::NoPool);
+        };
+        let mut known = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have been faster.
+        Answer::Served(
+            known
+                .get_or_insert_default()
+                .entry(name)
+                .or_insert(made)
+                .clone(),
+        )
+    })
 }
 
 /// Returns the default stream of this thread.
@@ -204,25 +160,19 @@ fn own(context: usize) -> Answer<Arc<Known>> {
     if let Ok(Some(known)) = known {
         return Answer::Served(known);
     }
-    let served = match contexts::of(context) {
-        Answer::Served(served) => served,
-        Answer::Failed(status) => return Answer::Failed(status),
-        Answer::Passed(reason) => return Answer::Passed(reason),
-    };
-    let handle = Handle {
-        external: Some(NEXT.fetch_add(1, Ordering::Relaxed)),
-        ..Handle::kept(context, PER_THREAD, Arc::new(()))
-    };
-    let Some(known) = registered(served, &handle, None) else {
-        return Answer::Passed(Passed::NoPool);
-    };
-    // A thread that is ending remembers nothing any more.
-    let _ = OWN.try_with(|own| {
-        let mut own = own.borrow_mut();
-        own.retain(|(_, known)| known.context.is_alive.load(Ordering::Acquire));
-        own.push((context, known.clone()));
-    });
-    Answer::Served(known)
+    contexts::of(context).and_then(|served| {
+        let handle = Handle::of_thread(context, NEXT.fetch_add(1, Ordering::Relaxed));
+        let Some(known) = registered(served, &handle, None) else {
+            return Answer::Passed(Passed::NoPool);
+        };
+        // A thread that is ending remembers nothing any more.
+        let _ = OWN.try_with(|own| {
+            let mut own = own.borrow_mut();
+            own.retain(|(_, known)| known.context.is_alive.load(Ordering::Acquire));
+            own.push((context, known.clone()));
+        });
+        Answer::Served(known)
+    })
 }
 
 fn registered(
@@ -231,7 +181,11 @@ fn registered(
     owner: Option<Arc<Owner>>,
 ) -> Option<Arc<Known>> {
     let stream = context.pool.register(handle).ok()?;
-    Some(Arc::new(Known { context, stream, owner }))
+    Some(Arc::new(Known {
+        context,
+        stream,
+        owner,
+    }))
 }
 
 /// Destroys a stream for the program: by the driver at once if the pool does not know it, else once the pool does not
@@ -242,7 +196,7 @@ fn registered(
 pub(super) unsafe fn destroy(raw: usize, destroy: Destroy) -> Status {
     let known = {
         let mut known = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
-        known.as_mut().and_then(|known| known.remove(&raw))
+        known.as_mut().and_then(|known| known.remove(&(raw, 0)))
     };
     let Some(known) = known else {
         // SAFETY: guaranteed by the caller.
@@ -259,8 +213,11 @@ pub(super) unsafe fn destroy(raw: usize, destroy: Destroy) -> Status {
 /// Forgets the streams of a context that is about to be destroyed.
 pub(super) fn forget(context: &'static Context) {
     let mut known = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
-    let of_it = |_: &usize, known: &mut Arc<Known>| std::ptr::eq(known.context, context);
-    let gone: Vec<_> = known.iter_mut().flat_map(|known| known.extract_if(of_it)).collect();
+    let of_it = |_: &(usize, usize), known: &mut Arc<Known>| std::ptr::eq(known.context, context);
+    let gone: Vec<_> = known
+        .iter_mut()
+        .flat_map(|known| known.extract_if(of_it))
+        .collect();
     drop(known);
     drop(gone);
 }
