@@ -26,6 +26,7 @@ mod served {
     mod pointers;
     mod pools;
     mod streams;
+    mod turns;
 }
 
 #[cfg(doctest)]

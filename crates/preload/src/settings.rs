@@ -15,6 +15,7 @@ const WAIT: &str = "WEIRPOOL_RUN_WAIT";
 const TAG: &str = "WEIRPOOL_RUN_TAG";
 pub(crate) const BROKER: &str = "WEIRPOOL_RUN_BROKER";
 const LIMIT: &str = "WEIRPOOL_RUN_LIMIT";
+const RESERVE: &str = "WEIRPOOL_RUN_RESERVE";
 const PAGE: &str = "WEIRPOOL_RUN_PAGE";
 const RECORD: &str = "WEIRPOOL_RUN_RECORD";
 const MEMORY: &str = "WEIRPOOL_RUN_MEMORY";
@@ -39,6 +40,9 @@ pub struct Settings {
     pub broker: Option<PathBuf>,
     /// The most bytes of each device that the pool reserves; `None` for all of its memory.
     pub limit: Option<u64>,
+    /// The bytes that the program takes as a whole before it takes any, and gives back when it has freed its blocks; `None`
+    /// for programs that take their memory step by step.
+    pub reserve: Option<u64>,
     /// The port of the loopback interface at which the live page is served, if it is; 0 for any free port.
     pub page: Option<u16>,
     /// The file to which the allocations are written when the program ends, if they are recorded.
@@ -57,6 +61,7 @@ impl Default for Settings {
             tag: None,
             broker: None,
             limit: None,
+            reserve: None,
             page: None,
             record: None,
             is_plain: false,
@@ -76,6 +81,7 @@ impl Settings {
             (TAG, self.tag.clone().map(OsString::from)),
             (BROKER, path(&self.broker)),
             (LIMIT, self.limit.as_ref().map(|bytes| text(bytes))),
+            (RESERVE, self.reserve.as_ref().map(|bytes| text(bytes))),
             (PAGE, self.page.as_ref().map(|port| text(port))),
             (RECORD, path(&self.record)),
             (MEMORY, self.is_plain.then(|| OsString::from("plain"))),
@@ -103,13 +109,15 @@ impl Settings {
             let expected = || format!("{name} is {value:?}: expected a number");
             number.ok_or_else(expected).map(Some)
         };
-        let limit = read(LIMIT).map(|value| {
-            let size = value
-                .to_str()
-                .and_then(|text| text.parse::<ByteSize>().ok());
-            let expected = || format!("{LIMIT} is {value:?}: expected bytes, such as 8GiB");
-            size.map(|size| size.as_u64()).ok_or_else(expected)
-        });
+        let bytes = |name| -> Result<Option<u64>, String> {
+            let Some(value) = read(name) else {
+                return Ok(None);
+            };
+            let text = value.to_str();
+            let size = text.and_then(|text| text.parse::<ByteSize>().ok());
+            let expected = || format!("{name} is {value:?}: expected bytes, such as 8GiB");
+            size.map(|size| Some(size.as_u64())).ok_or_else(expected)
+        };
         let is_plain = match read(MEMORY) {
             None => false,
             Some(kind) if kind == "virtual" => false,
@@ -121,7 +129,8 @@ impl Settings {
             wait: number(WAIT)?.map_or(DEFAULT_WAIT, Duration::from_millis),
             tag: read(TAG).map(|tag| tag.to_string_lossy().into_owned()),
             broker: read(BROKER).map(PathBuf::from),
-            limit: limit.transpose()?,
+            limit: bytes(LIMIT)?,
+            reserve: bytes(RESERVE)?,
             page: port.map_err(|_| format!("{PAGE}: expected a port"))?,
             record: read(RECORD).map(PathBuf::from),
             is_plain,
@@ -169,6 +178,7 @@ mod tests {
             tag: Some("chat".into()),
             broker: Some("/run/gpu0.sock".into()),
             limit: Some(8 << 30),
+            reserve: Some(2 << 30),
             page: Some(8080),
             record: Some("trace.csv".into()),
             is_plain: true,
@@ -184,6 +194,7 @@ mod tests {
         for (name, value) in [
             (WAIT, "soon"),
             (LIMIT, "much"),
+            (RESERVE, "some"),
             (PAGE, "70000"),
             (MEMORY, "fast"),
         ] {

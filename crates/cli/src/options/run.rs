@@ -29,6 +29,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
     limit: Option<u64>,
 
+    /// Memory that the program takes as a whole before it takes any block, and gives back when it has freed its blocks: so
+    /// programs never wait for each other's memory while they hold some. A 16th of it is taken without
+    #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
+    reserve: Option<u64>,
+
     /// Serves the live page of the first pool at this port of 127.0.0.1; 0 for any free one [default if no port is given: 0]
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0", require_equals = true)]
     page: Option<u16>,
@@ -67,6 +72,7 @@ impl Run {
             // The program may change its directory.
             broker: self.broker.as_ref().map(absolute),
             limit: self.limit,
+            reserve: self.reserve,
             page: self.page,
             record: self.record.as_ref().map(absolute),
             is_plain: self.memory == MemoryName::Plain,

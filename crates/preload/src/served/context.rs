@@ -5,6 +5,7 @@ use super::counts::{Passed, count_failure};
 use super::driver::{self, OUT_OF_MEMORY, Status};
 use super::handle::Handle;
 use super::message::program;
+use super::turns::Turns;
 use crate::settings::Settings;
 use cudarc::driver::CudaContext;
 use std::ffi::c_int;
@@ -35,6 +36,7 @@ pub(super) struct Context {
     pub(super) is_alive: Arc<AtomicBool>,
     pub(super) settings: Settings,
     terms: Terms,
+    turns: Option<Turns>,
     /// Counts the allocations of the driver's that were admitted.
     pub(super) admitted: AtomicU64,
 }
@@ -75,6 +77,7 @@ impl Context {
             pool,
             cuda,
             is_alive: Arc::new(AtomicBool::new(true)),
+            turns: settings.reserve.map(Turns::new),
             settings,
             terms,
             admitted: AtomicU64::new(0),
@@ -86,13 +89,33 @@ impl Context {
     pub(super) fn allocate(&self, stream: &Stream, bytes: u64) -> Answer<Block> {
         // Most requests are served from the stream's own lane.
         let request = || self.pool.allocate(stream, bytes).terms(self.terms);
-        let allocated = request().try_now().or_else(|error| match error.class() {
-            ErrorClass::Busy { .. } => request().blocking(),
-            _ => Err(error),
-        });
+        let plainly = || {
+            request().try_now().or_else(|error| match error.class() {
+                ErrorClass::Busy { .. } => request().blocking(),
+                _ => Err(error),
+            })
+        };
+        let allocated = match &self.turns {
+            None => plainly(),
+            Some(turns) => {
+                let drawn = turns.allocate((&self.pool, self.terms), stream, bytes);
+                let block = drawn.and_then(|drawn| drawn.map_or_else(plainly, Ok));
+                block.inspect(|block| turns.taken(block.requested()))
+            }
+        };
         match allocated {
             Ok(block) => Answer::Served(block),
             Err(error) => refused(&error),
+        }
+    }
+
+    /// Frees a block in the order of its stream, and of those that it was told.
+    #[inline]
+    pub(super) fn free(&self, block: Block) {
+        let bytes = block.requested();
+        drop(block);
+        if let Some(turns) = &self.turns {
+            turns.freed(bytes);
         }
     }
 
@@ -135,6 +158,7 @@ impl Context {
     pub(super) fn free_complete(&self, block: Block) {
         // Its own stream may be the thread's own of another thread.
         let _ = block.freed_after(&self.synchronous);
+        self.free(block);
     }
 
     /// Gives all memory back. All blocks are freed, and no work of the context is left.

@@ -349,7 +349,9 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
                 streams::with(stream, |known| {
                     let freed = block.as_ref().map(|block| block.freed_after(&known.stream));
                     match freed {
-                        Some(Ok(())) => Answer::Served(drop(block.take())),
+                        Some(Ok(())) => {
+                            Answer::Served(block.take().map_or((), |block| context.free(block)))
+                        }
                         _ => Answer::Failed(INVALID_VALUE),
                     }
                 })
