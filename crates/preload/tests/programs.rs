@@ -268,7 +268,6 @@ fn chunk_is_admitted_until_nothing_has_it() {
         text.contains("2 of the driver's admitted") && text.contains("3 failed"),
         "{text}"
     );
-    assert!(text.contains("4 by cuMemCreate"), "{text}");
 }
 
 #[test]
@@ -380,4 +379,49 @@ fn quiet_program_writes_nothing_of_its_own() {
     )
     .expect_ok();
     assert_eq!(run.errors(), "");
+}
+
+/// Compiles a program of `tests/gpu`, and returns what it writes without and with the pool.
+fn on_a_gpu(name: &str, arguments: &[&str]) -> [String; 2] {
+    let source = format!("{}/tests/gpu/{name}.cu", env!("CARGO_MANIFEST_DIR"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut compiler = Command::new("nvcc");
+    compiler
+        .args(["-O2", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-lcuda");
+    assert!(compiler.status().unwrap().success(), "{compiler:?}");
+    let (audit, library) = libraries(&std::env::current_exe().unwrap()).unwrap();
+    let variables = usual().variables();
+    [false, true].map(|is_served| {
+        let mut command = Command::new(&program);
+        command.args(arguments);
+        if is_served {
+            command
+                .envs(variables.clone())
+                .env("LD_AUDIT", &audit)
+                .env(LIBRARY, &library);
+        }
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(errors.contains(" allocations"), is_served, "{errors}");
+        String::from_utf8(output.stdout).unwrap()
+    })
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU and nvcc; tests/gpu/run.sh runs further programs"]
+fn answers_on_a_gpu_are_the_drivers() {
+    let [without, with] = on_a_gpu("semantics", &[]);
+    assert_eq!(with, without);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU and nvcc; tests/gpu/run.sh runs further programs"]
+fn memory_on_a_gpu_follows_the_order_of_streams() {
+    for text in on_a_gpu("streams", &["500"]) {
+        assert_eq!(text, "8 threads, 500 rounds: 0 wrong words\n");
+    }
 }

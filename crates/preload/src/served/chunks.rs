@@ -43,12 +43,11 @@ pub(super) fn create(
     properties: &Properties,
     create: impl Fn() -> Result<u64, Status>,
 ) -> Answer<u64> {
-    Passed::Chunk.count();
     let device = (properties.location_kind == DEVICE).then_some(properties.location);
     let is_current = driver::device_of_current().is_ok_and(|current| Some(current) == device);
     let context = match is_current {
         true => contexts::of_current(),
-        false => Answer::Passed(Passed::NoPool),
+        false => Answer::Passed(Passed::Chunk),
     };
     let admitted = context.and_then(|context| context.admit(bytes, create));
     admitted.map(|(handle, charge)| {

@@ -67,9 +67,11 @@ impl Context {
         let work = cuda.create_stream()?;
         let raw = work.cu_stream() as usize;
         let own = Handle::kept(handle, raw, work).without_waits();
-        let mut terms = Terms::default();
-        terms.tag = settings.tag.as_deref().map(Tag::new);
-        terms.timeout = Some(settings.wait);
+        let terms = Terms {
+            tag: settings.tag.as_deref().map(Tag::new),
+            timeout: Some(settings.wait),
+            ..Terms::default()
+        };
         Ok(Self {
             handle,
             device,

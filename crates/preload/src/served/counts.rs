@@ -10,7 +10,7 @@ pub(super) enum Passed {
     Capture,
     /// Managed memory.
     Managed,
-    /// Physical memory that the program maps itself.
+    /// Physical memory that the program maps itself, and that is not of the current device.
     Chunk,
     /// Memory of a pool of the program's that can be exported, is of the host, or has a size of its own.
     ForeignPool,
@@ -23,7 +23,7 @@ pub(super) enum Passed {
 const NAMES: [&str; 6] = [
     "in captures",
     "of managed memory",
-    "by cuMemCreate",
+    "by cuMemCreate elsewhere",
     "from pools that export",
     "exports",
     "without a pool",

@@ -105,11 +105,16 @@ pub(super) fn devices() -> c_int {
     counted.map_or(0, |()| count)
 }
 
-/// Returns the primary context of a device, which the program holds.
-pub(super) fn primary(device: c_int) -> Result<usize, Status> {
+/// Returns the primary context of a device, if the program holds it.
+pub(super) fn primary(device: c_int) -> Option<usize> {
+    let (mut flags, mut is_active) = (0, 0);
+    // SAFETY: the call writes to the variables.
+    let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active) };
+    checked(asked).ok().filter(|()| is_active != 0)?;
     let mut context: CUcontext = std::ptr::null_mut();
-    // SAFETY: the call writes to the variable. What is retained is released at once.
-    checked(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
-    checked(unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) })?;
-    Ok(context as usize)
+    // SAFETY: as above. What is retained is released at once, and the program still holds it.
+    checked(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }).ok()?;
+    // SAFETY: as above.
+    checked(unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) }).ok()?;
+    Some(context as usize)
 }

@@ -19,7 +19,7 @@ use super::answer::Answer;
 use super::blocks::{self, Held, Memory};
 use super::context::Context;
 use super::counts::Passed;
-use super::driver::{INVALID_VALUE, SUCCESS, Status};
+use super::driver::{self, INVALID_VALUE, SUCCESS, Status};
 use super::message::say;
 use super::{
     captures, chunks, contexts, figures, fork, frees, nvml, peers, pointers, pools, streams,
@@ -32,6 +32,14 @@ use std::sync::{Mutex, PoisonError};
 use weirpool::Block;
 
 type Place = *mut u64;
+
+/// Makes a note of a call that the driver answers; a forked process makes none.
+fn note(call: impl FnOnce()) {
+    let _ = served(|| {
+        call();
+        Answer::Served(())
+    });
+}
 
 /// Serves a call. A call of a forked process is the driver's, and so is one in which the pool panics.
 fn served<T>(call: impl FnOnce() -> Answer<T>) -> Answer<T> {
@@ -249,7 +257,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemUnmap(
 fn noted(driver: impl FnOnce() -> Status, note: impl FnOnce()) -> Status {
     let status = driver();
     if status == SUCCESS {
-        let _ = served(|| Answer::Served(note()));
+        self::note(note);
     }
     status
 }
@@ -299,7 +307,10 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFree(
                 freed.map_err(|(status, block)| (status, Memory::Block(block)))
             }
             charged => match unsafe { driver(address) } {
-                SUCCESS => Ok(drop(charged)),
+                SUCCESS => {
+                    drop(charged);
+                    Ok(())
+                }
                 status => Err((status, charged)),
             },
         };
@@ -318,6 +329,33 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFree(
     }
 }
 
+/// Frees a block in the order of a stream; takes it if that succeeds.
+fn free_on(
+    known: &streams::Known,
+    context: &'static Context,
+    block: &mut Option<Block>,
+) -> Answer<()> {
+    let Some(freed) = block.take() else {
+        return Answer::Served(());
+    };
+    if freed.freed_after(&known.stream).is_ok() {
+        context.free(freed);
+        return Answer::Served(());
+    }
+    // The stream is of another context, whose order this pool does not know.
+    let done = match driver::synchronize(known.context.handle) {
+        Ok(()) => frees::free(context, freed),
+        Err(status) => Err((status, freed)),
+    };
+    match done {
+        Ok(()) => Answer::Served(()),
+        Err((status, kept)) => {
+            *block = Some(kept);
+            Answer::Failed(status)
+        }
+    }
+}
+
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
     driver: unsafe extern "C" fn(u64, usize) -> Status,
@@ -333,37 +371,30 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
             Memory::Block(block) => block,
             // The driver frees memory of `cuMemAlloc` here, too.
             memory => match unsafe { driver(address, stream) } {
-                SUCCESS => return Answer::Served(drop(memory)),
+                SUCCESS => {
+                    drop(memory);
+                    return Answer::Served(());
+                }
                 status => {
                     blocks::put(address, Held { context, memory });
                     return Answer::Failed(status);
                 }
             },
         };
+        if unsafe { captures::may_have(stream) } {
+            // The driver has no memory there.
+            Passed::Capture.count();
+            let memory = Memory::Block(block);
+            blocks::put(address, Held { context, memory });
+            return Answer::Failed(INVALID_VALUE);
+        }
         let mut block = Some(block);
-        let mut free = || {
-            if unsafe { captures::may_have(stream) } {
-                return Answer::Passed(Passed::Capture);
-            }
-            unsafe {
-                streams::with(stream, |known| {
-                    let freed = block.as_ref().map(|block| block.freed_after(&known.stream));
-                    match freed {
-                        Some(Ok(())) => {
-                            Answer::Served(block.take().map_or((), |block| context.free(block)))
-                        }
-                        _ => Answer::Failed(INVALID_VALUE),
-                    }
-                })
-            }
-        };
-        let answer = free();
+        let freed = unsafe { streams::with(stream, |known| free_on(known, context, &mut block)) };
         if let Some(block) = block {
             let memory = Memory::Block(block);
             blocks::put(address, Held { context, memory });
         }
-        match answer {
-            // The driver has no memory there.
+        match freed {
             Answer::Passed(reason) => {
                 reason.count();
                 Answer::Failed(INVALID_VALUE)
@@ -557,7 +588,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolSetAccess(
     let status = unsafe { driver(pool, access, count) };
     if status == SUCCESS && !access.is_null() {
         let access = unsafe { std::slice::from_raw_parts(access, count) };
-        let _ = served(|| Answer::Served(peers::allow(pool, access)));
+        note(|| peers::allow(pool, access));
     }
     status
 }
@@ -661,7 +692,7 @@ pub(super) unsafe extern "C" fn weirpool_cuCtxDestroy(
     driver: unsafe extern "C" fn(usize) -> Status,
     context: usize,
 ) -> Status {
-    let _ = served(|| Answer::Served(frees::close(context)));
+    note(|| frees::close(context));
     unsafe { driver(context) }
 }
 
@@ -696,7 +727,7 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxRelease(
         drop(retained);
         // The last release destroys the context.
         if left == Some(0) {
-            let _ = served(|| Answer::Served(frees::close_primary(device)));
+            note(|| frees::close_primary(device));
         }
     }
     unsafe { driver(device) }
@@ -707,7 +738,7 @@ pub(super) unsafe extern "C" fn weirpool_cuDevicePrimaryCtxReset(
     driver: unsafe extern "C" fn(c_int) -> Status,
     device: c_int,
 ) -> Status {
-    let _ = served(|| Answer::Served(frees::close_primary(device)));
+    note(|| frees::close_primary(device));
     unsafe { driver(device) }
 }
 

@@ -5,6 +5,7 @@ use super::context::Context;
 use super::counts::Passed;
 use super::driver::{self, Status};
 use super::{captures, contexts, streams};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use weirpool::Block;
@@ -73,10 +74,9 @@ pub(super) fn close(handle: usize) {
     context.end();
 }
 
-/// Ends the pool of a device's primary context.
-pub(super) fn close_primary(device: std::ffi::c_int) {
-    // Only the program's own hold on it is left: it is asked for while it lives.
-    if let Some(context) = contexts::of_device(device) {
-        close(context.handle);
+/// Ends the pool of a device's primary context, which the program still holds.
+pub(super) fn close_primary(device: c_int) {
+    if let Some(context) = driver::primary(device) {
+        close(context);
     }
 }

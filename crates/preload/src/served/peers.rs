@@ -33,14 +33,14 @@ pub(super) fn allow(pool: usize, access: &[Access]) {
         return;
     };
     let primary = |device| driver::primary(device).map(contexts::of);
-    let Ok(Answer::Served(owner)) = primary(device) else {
+    let Some(Answer::Served(owner)) = primary(device) else {
         return;
     };
     let others = access
         .iter()
         .filter(|access| access.location_kind == DEVICE && access.location != device);
     for access in others {
-        if let Ok(Answer::Served(peer)) = primary(access.location) {
+        if let Some(Answer::Served(peer)) = primary(access.location) {
             set(owner, peer, access.flags != 0);
         }
     }

@@ -117,9 +117,11 @@ pub(super) unsafe fn set(pool: usize, number: c_int, value: *const c_void) -> An
         return Answer::Passed(Passed::NoPool);
     };
     // SAFETY: guaranteed by the caller.
-    let value = match is_short {
-        true => u64::from(unsafe { value.cast::<u32>().read() }),
-        false => unsafe { value.cast::<u64>().read() },
+    let value = unsafe {
+        match is_short {
+            true => u64::from(value.cast::<u32>().read()),
+            false => value.cast::<u64>().read(),
+        }
     };
     // The driver has accepted it.
     let _ = pool.maintain().set_attribute(attribute, value);
@@ -134,9 +136,11 @@ pub(super) unsafe fn get(pool: usize, number: c_int, place: *mut c_void) -> Answ
     };
     let value = pool.inspect().attribute(attribute);
     // SAFETY: guaranteed by the caller.
-    match is_short {
-        true => unsafe { place.cast::<u32>().write(value as u32) },
-        false => unsafe { place.cast::<u64>().write(value) },
+    unsafe {
+        match is_short {
+            true => place.cast::<u32>().write(value as u32),
+            false => place.cast::<u64>().write(value),
+        }
     }
     Answer::Served(())
 }

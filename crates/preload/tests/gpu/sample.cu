@@ -1,8 +1,12 @@
 // A program of the kind of the CUDA samples: products of matrices in rounds, with buffers of each round's own. Arguments: the
-// rows, the rounds, whether to allocate in stream order, and MiB that it holds in each round besides.
+// rows, the rounds, whether to allocate in stream order; and MiB that it holds in each round besides, for how many ms, and a file
+// to wait for.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 __global__ void product(const float *a, const float *b, float *c, int n) {
@@ -23,6 +27,11 @@ int main(int count, char **arguments) {
   double sum = 0;
   cudaStream_t stream;
   cudaStreamCreate(&stream);
+  int hold = count > 5 ? atoi(arguments[5]) : 0;
+  if (count > 6) {
+    fclose(fopen((std::string(arguments[6]) + ".sample").c_str(), "w"));
+    while (access(arguments[6], F_OK)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
   auto begin = std::chrono::steady_clock::now();
   for (int round = 0; round < rounds; round++) {
     float *x, *y, *z;
@@ -39,6 +48,7 @@ int main(int count, char **arguments) {
     product<<<dim3(n / 16, n / 16), dim3(16, 16), 0, stream>>>(x, y, z, n);
     CHECK(cudaMemcpyAsync(c.data(), z, bytes, cudaMemcpyDeviceToHost, stream));
     CHECK(cudaStreamSynchronize(stream));
+    if (hold) std::this_thread::sleep_for(std::chrono::milliseconds(hold));
     sum += c[round] + c[n * n - 1];
     CHECK(release(x));
     CHECK(release(y));

@@ -61,7 +61,8 @@ API cuGetErrorString(R r, const char **t) { *t = r == NO_MEMORY ? "out of memory
 
 API cuDevicePrimaryCtxRetain(void **c, int d) { (void)d; primary.retained++; *c = &primary; return OK; }
 API cuDevicePrimaryCtxRelease_v2(int d) { (void)d; primary.retained--; return OK; }
-API cuDevicePrimaryCtxReset_v2(int d) { (void)d; primary.retained = 0; return OK; }
+API cuDevicePrimaryCtxReset_v2(int d) { (void)d; return OK; } /* It stays retained. */
+API cuDevicePrimaryCtxGetState(int d, unsigned *f, int *a) { (void)d; *f = 0; *a = primary.retained > 0; return OK; }
 API cuCtxGetCurrent(void **c) { *c = current; return OK; }
 API cuCtxSetCurrent(void *c) { current = c; return OK; }
 static __thread void *stack[8];
