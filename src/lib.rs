@@ -94,7 +94,6 @@ pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
 mod interop;
-mod lane;
 mod measure;
 mod observe;
 mod pool;
@@ -152,12 +151,13 @@ pub use pool::{
     PoolDescription, Request, Reservation, Reserve, TagAccount, Tuning, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
-pub use stream::{Completion, Event, Stream, Synchronize};
+pub use stream::{Completion, Event, Stream};
 pub use task::{AccessOrder, Accesses, HostTask, Native, Submission, Submitted, Task, Unordered};
 pub(crate) use weirpool_heap::{self as heap, id};
 pub use weirpool_heap::{
     GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, WhenShort, id::StreamId,
 };
+pub(crate) use weirpool_lane as lane;
 pub(crate) use weirpool_sync::{self as sync, background, timer, worker};
 
 #[cfg(doctest)]
