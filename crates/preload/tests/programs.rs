@@ -195,6 +195,13 @@ fn captured_allocations_are_the_drivers() {
 }
 
 #[test]
+fn pool_is_not_made_during_a_capture() {
+    let run = case("captured_first").expect_ok();
+    assert_eq!((run.counts[0]["async"], run.counts[0]["free_async"]), (1, 1));
+    assert!(run.errors().contains("1 allocations"), "{}", run.errors());
+}
+
+#[test]
 fn invalid_calls_get_the_drivers_answers() {
     case("errors").expect_ok();
 }

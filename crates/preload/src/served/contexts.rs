@@ -9,7 +9,7 @@ use super::context::Context;
 use super::counts::Passed;
 use super::driver::{self, OUT_OF_MEMORY};
 use super::message::say;
-use super::{fork, page};
+use super::{captures, fork, page};
 use crate::settings::{BROKER, Settings};
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -55,6 +55,10 @@ pub(super) fn of(handle: usize) -> Answer<&'static Context> {
         .filter(|last| (last.0, last.1) == (generation, handle));
     let opened = match remembered {
         Some((_, _, opened)) => opened,
+        // A pool makes a stream, and waits for the device.
+        None if captures::are_active() && !is_open(handle) => {
+            return Answer::Passed(Passed::Capture);
+        }
         None => {
             let opened = open(handle);
             LAST.set(Some((generation, handle, opened)));
@@ -101,6 +105,10 @@ pub(super) fn remove(handle: usize) -> Option<&'static Context> {
         Some(Opened::Pool(context)) => Some(context),
         _ => None,
     }
+}
+
+fn is_open(handle: usize) -> bool {
+    locked(&OPENED).iter().any(|(known, _)| *known == handle)
 }
 
 fn open(handle: usize) -> Opened {

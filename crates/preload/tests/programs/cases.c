@@ -70,6 +70,18 @@ static void captures(void) {
   CHECK(cuMemFree_v2(a));
 }
 
+/* The pool is not made while a capture goes on, since that waits for the device. */
+static void captured_first(void) {
+  void *graph;
+  two_streams();
+  CHECK(cuStreamBeginCapture_v2(stream, 0));
+  CHECK(cuMemAllocAsync(&a, MIB, other));
+  CHECK(cuStreamEndCapture(stream, &graph));
+  CHECK(cuMemAllocAsync(&b, MIB, other));
+  CHECK(cuMemFreeAsync(a, other));
+  CHECK(cuMemFreeAsync(b, other));
+}
+
 static void errors(void) {
   size_t pitch = 0;
   two_streams();
@@ -339,7 +351,7 @@ static void pairs(void) { two_streams(); for (int i = 0; i < 100000; i++) { CHEC
 
 static const struct { const char *name; void (*run)(void); } cases[] = {
 #define CASE(name) {#name, name}
-  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
+  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(captured_first), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
   CASE(contexts), CASE(threads), CASE(forks), CASE(forks_first), CASE(executes), CASE(late), CASE(exits_in_thread), CASE(leaves), CASE(crashes), CASE(pairs),
 };
 
