@@ -74,8 +74,9 @@ fn report(context: &Context) {
         0 => String::new(),
         admitted => format!(", {admitted} of the driver's admitted"),
     };
+    let plural = if read.allocations == 1 { "" } else { "s" };
     say(&format!(
-        "{} allocations{admitted} on device {}, at most {:.1} MiB used and {:.1} MiB reserved{waits}{left}{Counts}",
+        "{} allocation{plural}{admitted} on device {}, at most {:.1} MiB used and {:.1} MiB reserved{waits}{left}{Counts}",
         read.allocations,
         context.device,
         mib(read.used.high),
