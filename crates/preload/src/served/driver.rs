@@ -48,7 +48,7 @@ pub(super) fn in_context<T>(
     if current() == Some(context) {
         return call();
     }
-    // SAFETY: the context lives, as its pool does; what was current is made current again.
+    // SAFETY: the context lives, as its pool does; the one that was current becomes current again.
     checked(unsafe { sys::cuCtxPushCurrent_v2(context as CUcontext) })?;
     let answer = call();
     let mut popped = std::ptr::null_mut();
@@ -112,7 +112,7 @@ pub(super) fn primary(device: c_int) -> Option<usize> {
     let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_active) };
     checked(asked).ok().filter(|()| is_active != 0)?;
     let mut context: CUcontext = std::ptr::null_mut();
-    // SAFETY: as above. What is retained is released at once, and the program still holds it.
+    // SAFETY: as above. The context is released at once, and the program still holds it.
     checked(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }).ok()?;
     // SAFETY: as above.
     checked(unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) }).ok()?;
