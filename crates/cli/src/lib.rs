@@ -11,6 +11,7 @@
 //! weirpool devices                                             # built with --features cuda
 //! weirpool broker --capacity 70GiB --socket /run/user/1000/gpu0.sock
 //! weirpool top --socket /run/user/1000/gpu0.sock
+//! weirpool run --limit 8GiB -- ./program
 //! weirpool load http://127.0.0.1:8080 --rate 100 --duration 30s
 //! ```
 //!
@@ -24,6 +25,7 @@
 //! | `trace`, `read` | traces, their limits, and the files that they are read from |
 //! | `replay`, `device` | the replay, with one task for each stream, and the devices it runs on |
 //! | `broker` | the broker of one GPU, and a view of it |
+//! | `run` | an unmodified program on the pool |
 //! | `frontier` | memory against device time, by chunk size and policy |
 //! | `load` | requests to an inference server, and their outcomes |
 //! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
@@ -41,6 +43,8 @@ mod output;
 mod overwrite;
 mod read;
 mod replay;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+mod run;
 mod show;
 mod trace;
 mod units;
@@ -66,6 +70,8 @@ pub fn main() -> ExitCode {
         Command::Frontier(options) => frontier(&options),
         Command::Load(options) => load::run(&options),
         Command::Devices => devices(),
+        #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+        Command::Run(options) => run::run(&options),
         #[cfg(target_os = "linux")]
         Command::Broker(options) => broker::serve(&options),
         #[cfg(target_os = "linux")]

@@ -4,6 +4,8 @@ mod lengths;
 mod load;
 mod names;
 mod policy;
+#[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+mod run;
 mod target;
 mod values;
 
@@ -14,6 +16,8 @@ pub(crate) use lengths::Lengths;
 pub(crate) use load::{Load, PromptForm, Retry, Target as LoadTarget};
 pub(crate) use names::{Extent, RemappingName, UpstreamName, WhenShortName};
 pub(crate) use policy::{Conditions, Policy};
+#[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+pub(crate) use run::Run;
 use std::path::PathBuf;
 #[cfg(target_os = "linux")]
 use std::time::Duration;
@@ -45,6 +49,8 @@ pub(crate) enum Command {
     Load(Box<Load>),
     /// Prints one line for each GPU: its model, memory, memory pools and peers
     Devices,
+    #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
+    Run(Box<Run>),
     #[cfg(target_os = "linux")]
     Broker(Broker),
     #[cfg(target_os = "linux")]

@@ -1,0 +1,85 @@
+//! Memory that a program takes as a whole. Programs that allocate step by step can wait for each other for ever, each with a
+//! part of what it needs. With a reserve, a program waits for all of it before it takes any, and gives it back once it has
+//! freed its blocks: nothing else is held while it waits, but a small part that needs no turn.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use weirpool::{AllocError, Block, Pool, Reservation, Stream, Terms};
+
+/// The part of the reserve that is taken without a turn, for the small buffers that libraries keep for good.
+const PART_WITHOUT: u64 = 16;
+
+/// The turns of a pool.
+pub(super) struct Turns {
+    reserve: u64,
+    state: Mutex<State>,
+    /// Held by the thread that waits for the reserve, so that no other one waits for a second.
+    entering: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Bytes of the program's blocks.
+    held: u64,
+    reservation: Option<Reservation>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Turns {
+    pub(super) fn new(reserve: u64) -> Self {
+        Self {
+            reserve,
+            state: Mutex::default(),
+            entering: Mutex::default(),
+        }
+    }
+
+    /// Allocates from the reserve, and first waits for it if this is the program's first block of some size. Returns `None` if the
+    /// pool should serve the request as any other: it is small, or more than the reserve has left.
+    ///
+    /// # Errors
+    /// Returns the error of the wait.
+    pub(super) fn allocate(
+        &self,
+        (pool, terms): (&Pool, Terms),
+        stream: &Stream,
+        bytes: u64,
+    ) -> Result<Option<Block>, AllocError> {
+        let mut state = lock(&self.state);
+        if state.reservation.is_none() {
+            if state.held + bytes <= self.reserve / PART_WITHOUT {
+                return Ok(None);
+            }
+            drop(state);
+            let entering = lock(&self.entering);
+            if lock(&self.state).reservation.is_none() {
+                let reservation = pool.reserve(self.reserve).terms(terms).blocking()?;
+                lock(&self.state).reservation = Some(reservation);
+            }
+            drop(entering);
+            state = lock(&self.state);
+        }
+        let reservation = state.reservation.as_ref();
+        Ok(reservation.and_then(|reservation| reservation.allocate(stream, bytes).ok()))
+    }
+
+    /// Notes a block that the program has.
+    pub(super) fn taken(&self, bytes: u64) {
+        lock(&self.state).held += bytes;
+    }
+
+    /// Notes a block that the program has freed. The turn ends if no more is left than needs no turn.
+    pub(super) fn freed(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.held = state.held.saturating_sub(bytes);
+        let ended = match state.held <= self.reserve / PART_WITHOUT {
+            true => state.reservation.take(),
+            false => None,
+        };
+        drop(state);
+        // Outside of the lock: waiting requests may be granted.
+        drop(ended);
+    }
+}

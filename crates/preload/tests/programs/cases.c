@@ -1,0 +1,368 @@
+/* One case of the driver's semantics for each name. */
+#define _GNU_SOURCE
+#include "program.h"
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ul << 20)
+#define MANY 8
+
+static address_t a, b, c;
+static void *stream, *other;
+
+static void two_streams(void) {
+  CHECK(cuStreamCreate(&stream, 1));
+  CHECK(cuStreamCreate(&other, 1));
+}
+
+/* Memory that a stream still works on is reused there, and nowhere else. */
+static void order(void) {
+  two_streams();
+  CHECK(cuMemAllocAsync(&a, 8 * MIB, stream));
+  CHECK(fakeHold(stream));
+  CHECK(cuMemFreeAsync(a, stream));
+  CHECK(cuMemAlloc_v2(&b, 8 * MIB));
+  IS(b != a);
+  CHECK(cuMemAllocAsync(&c, 8 * MIB, stream));
+  IS(c == a);
+  CHECK(cuMemFreeAsync(c, stream));
+  CHECK(cuMemFree_v2(b));
+}
+
+/* A free in no stream's order waits for the device; then any stream may have the memory. */
+static void waits(void) {
+  two_streams();
+  CHECK(cuMemAllocAsync(&a, 40 * MIB, stream));
+  CHECK(fakeHold(stream));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemAllocAsync(&b, 40 * MIB, other));
+  CHECK(cuMemFreeAsync(b, other));
+}
+
+/* A stream is destroyed while the pool still knows memory of it; the device's memory suffices only if that is reused. */
+static void destroyed(void) {
+  for (int i = 0; i < 50; i++) {
+    two_streams();
+    CHECK(cuMemAllocAsync(&a, 24 * MIB, stream));
+    CHECK(cuMemAllocAsync(&b, 24 * MIB, other));
+    CHECK(cuMemFreeAsync(a, stream));
+    CHECK(cuStreamDestroy_v2(stream));
+    CHECK(cuStreamDestroy_v2(other));
+    CHECK(cuMemFree_v2(b)); /* of a stream that is gone */
+  }
+}
+
+static void captures(void) {
+  void *graph;
+  two_streams();
+  CHECK(cuMemAlloc_v2(&c, MIB));
+  CHECK(cuStreamBeginCapture_v2(stream, 2));
+  CHECK(cuMemAllocAsync(&a, MIB, stream)); /* a node: the driver's */
+  CHECK(cuMemAllocAsync(&b, MIB, other));  /* of the pool */
+  CHECK(cuMemFreeAsync(a, stream));
+  CHECK(cuMemFreeAsync(b, other));
+  IS(cuMemFreeAsync(c, stream) == 1);
+  CHECK(cuMemFree_v2(c)); /* later */
+  CHECK(cuStreamEndCapture(stream, &graph));
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuMemFree_v2(a));
+}
+
+/* The pool is not made while a capture goes on, since that waits for the device. */
+static void captured_first(void) {
+  void *graph;
+  two_streams();
+  CHECK(cuStreamBeginCapture_v2(stream, 0));
+  CHECK(cuMemAllocAsync(&a, MIB, other));
+  CHECK(cuStreamEndCapture(stream, &graph));
+  CHECK(cuMemAllocAsync(&b, MIB, other));
+  CHECK(cuMemFreeAsync(a, other));
+  CHECK(cuMemFreeAsync(b, other));
+}
+
+static void errors(void) {
+  size_t pitch = 0;
+  two_streams();
+  IS(cuMemAlloc_v2(&a, 0) == 1);
+  IS(cuMemAlloc_v2(0, 1) == 1);
+  IS(cuMemAllocAsync(&a, 0, stream) == 0 && a == 0);
+  IS(cuMemAllocAsync(0, 1, stream) == 1);
+  IS(cuMemAlloc_v2(&a, 1ul << 40) == 2);
+  IS(cuMemAllocAsync(&a, 1ul << 40, stream) == 2);
+  IS(cuMemFree_v2(0) == 0 && cuMemFreeAsync(0, stream) == 0);
+  IS(cuMemFree_v2(12345) == 1);
+  CHECK(cuMemAlloc_v2(&a, 1));
+  IS(a % 256 == 0);
+  IS(cuMemFree_v2(a + 16) == 1);
+  CHECK(cuMemFree_v2(a));
+  IS(cuMemFree_v2(a) == 1);
+  CHECK(cuMemAllocPitch_v2(&a, &pitch, 1000, 10, 4));
+  IS(pitch == 1024);
+  use(a, 10240, 5);
+  CHECK(cuMemFree_v2(a));
+  IS(cuMemAllocPitch_v2(&a, &pitch, 0, 10, 4) == 1);
+}
+
+/* The driver's memory, and the pool's beside it. */
+static void passed(void) {
+  struct { unsigned kind, handles, location; int device; void *security; size_t most; } plain = {1, 0, 1, 0, 0, 0}, exported = {1, 1, 1, 0, 0, 0};
+  void *pool, *usual;
+  two_streams();
+  CHECK(cuMemAllocManaged(&a, MIB, 1));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemPoolCreate(&pool, &exported));
+  CHECK(cuMemAllocFromPoolAsync(&a, MIB, pool, stream));
+  CHECK(cuMemFreeAsync(a, stream));
+  CHECK(cuMemPoolDestroy(pool));
+  CHECK(cuMemPoolCreate(&pool, &plain));
+  CHECK(cuDeviceGetDefaultMemPool(&usual, 0));
+  CHECK(cuMemAllocFromPoolAsync(&a, MIB, pool, stream));
+  CHECK(cuMemAllocFromPoolAsync(&b, MIB, usual, stream));
+  uint64_t used = 0;
+  CHECK(cuMemPoolGetAttribute(usual, 7, &used));
+  IS(used == 2 * MIB);
+  CHECK(cuMemFreeAsync(a, stream));
+  CHECK(cuMemFreeAsync(b, stream));
+  CHECK(cuMemPoolDestroy(pool));
+  CHECK(cuMemPoolTrimTo(usual, 0));
+  CHECK(cuMemPoolGetAttribute(usual, 5, &used));
+  IS(used == 0);
+}
+
+static void pointers(void) {
+  address_t base;
+  size_t bytes;
+  void *owner;
+  CHECK(cuMemAlloc_v2(&a, 5 * MIB));
+  CHECK(cuMemAlloc_v2(&b, 3 * MIB));
+  CHECK(cuMemGetAddressRange_v2(&base, &bytes, b + 70000));
+  IS(base == b && bytes == 3 * MIB);
+  CHECK(cuPointerGetAttribute(&owner, 1, b + 70000));
+  IS(owner == context);
+  CHECK(cuPointerGetAttribute(&bytes, 12, a));
+  IS(bytes == 5 * MIB);
+  char handle[64];
+  IS(cuIpcGetMemHandle(handle, a) == 1);
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemFree_v2(b));
+}
+
+/* Under a limit of 16 MiB. */
+static void limited(void) {
+  size_t free, total;
+  two_streams();
+  CHECK(cuMemGetInfo_v2(&free, &total));
+  IS(total == 16 * MIB && free == 16 * MIB);
+  CHECK(cuMemAlloc_v2(&a, 10 * MIB));
+  CHECK(cuMemGetInfo_v2(&free, &total));
+  IS(free <= 6 * MIB);
+  IS(cuMemAlloc_v2(&b, 10 * MIB) == 2);
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemGetInfo_v2(&free, &total));
+  IS(free == 16 * MIB);
+  CHECK(cuMemAlloc_v2(&b, 10 * MIB));
+  CHECK(cuMemFree_v2(b));
+}
+
+static void *free_soon(void *unused) {
+  (void)unused;
+  usleep(200000);
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuMemFree_v2(a));
+  return 0;
+}
+
+/* Another thread frees what this one waits for. */
+static void patient(void) {
+  pthread_t thread;
+  CHECK(cuMemAlloc_v2(&a, 10 * MIB));
+  pthread_create(&thread, 0, free_soon, 0);
+  CHECK(cuMemAlloc_v2(&b, 10 * MIB));
+  pthread_join(thread, 0);
+  CHECK(cuMemFree_v2(b));
+}
+
+/* With plain memory: what is exported is the driver's. */
+static void plain(void) {
+  char handle[64];
+  address_t base;
+  size_t bytes;
+  CHECK(cuMemAlloc_v2(&a, 3 * MIB));
+  CHECK(cuIpcGetMemHandle(handle, a));
+  CHECK(cuMemGetAddressRange_v2(&base, &bytes, a));
+  IS(base == 2 * MIB); /* the driver's answer */
+  IS(cuMemAlloc_v2(&b, 14 * MIB) == 2);
+  CHECK(cuMemFreeAsync(a, 0));
+  CHECK(cuMemAlloc_v2(&b, 14 * MIB));
+  CHECK(cuMemFree_v2(b));
+}
+
+/* Physical memory that the program maps is admitted for as long as a handle or a mapping has it. */
+static void chunks(void) {
+  struct { unsigned kind, handles, location; int device; char more[16]; } where = {1, 0, 1, 0, {0}};
+  void *handle, *another;
+  CHECK(cuMemCreate(&handle, 10 * MIB, &where, 0));
+  IS(cuMemCreate(&another, 10 * MIB, &where, 0) == 2);
+  IS(cuMemAlloc_v2(&a, 10 * MIB) == 2);
+  CHECK(cuMemAddressReserve(&b, 10 * MIB, 0, 0, 0));
+  CHECK(cuMemMap(b, 10 * MIB, 0, handle, 0));
+  CHECK(cuMemRelease(handle));
+  use(b, 10 * MIB, 3);
+  IS(cuMemCreate(&another, 10 * MIB, &where, 0) == 2);
+  CHECK(cuMemUnmap(b, 10 * MIB));
+  CHECK(cuMemAlloc_v2(&a, 10 * MIB));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemCreate(&another, 10 * MIB, &where, 0)); /* of what the pool gives back */
+  CHECK(cuMemRelease(another));
+}
+
+/* The memory of a context ends with it, and the next one begins anew. */
+static void contexts(void) {
+  for (int i = 0; i < 3; i++) {
+    two_streams();
+    CHECK(cuMemAlloc_v2(&a, 20 * MIB));
+    CHECK(cuMemAllocAsync(&b, 20 * MIB, stream));
+    CHECK(cuDevicePrimaryCtxReset_v2(0));
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+  }
+  CHECK(cuMemAlloc_v2(&a, 20 * MIB));
+  for (int i = 0; i < 4; i++) CHECK(cuDevicePrimaryCtxRelease_v2(0));
+}
+
+static void *churn(void *number) {
+  address_t held[16] = {0};
+  size_t sizes[16];
+  unsigned seed = (unsigned)(uintptr_t)number + 1;
+  void *own;
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuStreamCreate(&own, 1));
+  for (int i = 0; i < 3000; i++) {
+    int at = rand_r(&seed) % 16;
+    unsigned char with = seed % 255;
+    if (held[at]) {
+      unsigned char *bytes = (void *)held[at];
+      IS(bytes[0] == bytes[1] && bytes[0] == bytes[sizes[at] - 1]);
+      switch (at % 3) {
+        case 0: CHECK(cuMemFree_v2(held[at])); break;
+        case 1: CHECK(cuMemFreeAsync(held[at], own)); break;
+        default: CHECK(cuMemFreeAsync_ptsz(held[at], 0));
+      }
+      held[at] = 0;
+      continue;
+    }
+    sizes[at] = 2 + rand_r(&seed) % (64 << 10);
+    switch (at % 3) {
+      case 0: CHECK(cuMemAlloc_v2(&held[at], sizes[at])); break;
+      case 1: CHECK(cuMemAllocAsync(&held[at], sizes[at], own)); break;
+      default: CHECK(cuMemAllocAsync_ptsz(&held[at], sizes[at], 0));
+    }
+    memset((void *)held[at], with, sizes[at]);
+    if (i % 500 == 499) {
+      CHECK(cuStreamDestroy_v2(own));
+      CHECK(cuStreamCreate(&own, 1));
+    }
+  }
+  for (int at = 0; at < 16; at++) if (held[at]) CHECK(cuMemFree_v2(held[at]));
+  CHECK(cuStreamDestroy_v2(own));
+  return 0;
+}
+
+/* Threads that end, with streams of their own; contents tell if two of them have the same memory. */
+static void threads(void) {
+  for (int round = 0; round < 3; round++) {
+    pthread_t all[MANY];
+    for (uintptr_t i = 0; i < MANY; i++) pthread_create(&all[i], 0, churn, (void *)(i + round * MANY));
+    for (int i = 0; i < MANY; i++) pthread_join(all[i], 0);
+  }
+}
+
+/* A forked process gets the driver's answers. One that is forked first has a pool of its own. */
+static void forks(void) {
+  int status;
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  pid_t child = fork();
+  if (!child) {
+    IS(!cuMemAlloc_v2(&b, MIB)); /* the driver's */
+    IS(!cuMemFree_v2(b));
+    exit(0);
+  }
+  waitpid(child, &status, 0);
+  IS(!status);
+  CHECK(cuMemFree_v2(a));
+}
+
+static void forks_first(void) {
+  int status;
+  pid_t child = fork();
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuMemFree_v2(a));
+  if (!child) exit(0);
+  waitpid(child, &status, 0);
+  IS(!status);
+}
+
+static char *self;
+static void executes(void) {
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  execl(self, self, "order", (char *)0);
+  IS(0);
+}
+
+static void free_late(void) { CHECK(cuMemFree_v2(a)); CHECK(cuMemFreeAsync(b, stream)); CHECK(cuMemFreeAsync_ptsz(c, 0)); }
+/* Memory is freed when the program has ended. */
+static void late(void) {
+  two_streams();
+  atexit(free_late);
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuMemAllocAsync(&b, MIB, stream));
+  CHECK(cuMemAllocAsync_ptsz(&c, MIB, 0));
+}
+
+static void *exit_here(void *unused) { (void)unused; CHECK(cuCtxSetCurrent(context)); CHECK(cuMemAllocAsync_ptsz(&b, MIB, 0)); puts("ok"); exit(0); }
+static void exits_in_thread(void) {
+  pthread_t thread;
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  pthread_create(&thread, 0, exit_here, 0);
+  pthread_join(thread, 0);
+}
+
+static void leaves(void) { CHECK(cuMemAlloc_v2(&a, MIB)); puts("ok"); fflush(stdout); _exit(0); }
+static void crashes(void) { CHECK(cuMemAlloc_v2(&a, MIB)); raise(SIGSEGV); }
+
+/* Memory of 24 MiB in each of 200 rounds. */
+static void rounds(void) {
+  two_streams();
+  for (int i = 0; i < 200; i++) {
+    CHECK(cuMemAlloc_v2(&a, 12 * MIB));
+    CHECK(cuMemAllocAsync(&b, 12 * MIB, stream));
+    use(a, 4096, i);
+    use(b, 4096, i);
+    usleep(500);
+    CHECK(cuMemFreeAsync(b, stream));
+    CHECK(cuMemFree_v2(a));
+  }
+}
+
+/* Many pairs, for profiles. */
+static void pairs(void) { two_streams(); for (int i = 0; i < 100000; i++) { CHECK(cuMemAllocAsync(&a, MIB, stream)); CHECK(cuMemFreeAsync(a, stream)); } }
+
+static const struct { const char *name; void (*run)(void); } cases[] = {
+#define CASE(name) {#name, name}
+  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(captured_first), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
+  CASE(contexts), CASE(threads), CASE(forks), CASE(forks_first), CASE(executes), CASE(late), CASE(exits_in_thread), CASE(leaves), CASE(crashes), CASE(pairs),
+};
+
+int main(int count, char **arguments) {
+  self = arguments[0];
+  for (size_t i = 0; count > 1 && i < sizeof cases / sizeof *cases; i++) {
+    if (strcmp(cases[i].name, arguments[1])) continue;
+    if (strcmp(arguments[1], "forks_first")) begin();
+    else { CHECK(cuInit(0)); CHECK(cuDevicePrimaryCtxRetain(&context, 0)); CHECK(cuCtxSetCurrent(context)); }
+    cases[i].run();
+    return end();
+  }
+  return 2;
+}
