@@ -48,7 +48,7 @@ impl HeapStore {
             ))),
             reserved: CachePadded::new(SharedNumber::new(0)),
             is_over: SharedFlag::new(false),
-            soft_cap: SoftCap::new(),
+            soft_cap: SoftCap::default(),
             lease: Lease::new(settings.lender.clone()),
             evictables: Evictables::new(announcer.clone()),
             announcer: announcer.clone(),

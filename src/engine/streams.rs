@@ -27,7 +27,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(super) fn new(Shared { device, gate, .. }: &Shared) -> Self {
-        let active = Arc::new(ActiveStreams::new());
+        let active = Arc::new(ActiveStreams::default());
         let neutral = Lane::new(
             StreamId::SET_ASIDE,
             StreamProperties::of_host(device.id()),

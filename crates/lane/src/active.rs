@@ -14,12 +14,13 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub struct ActiveStreams(Mutex<BTreeSet<StreamId>>);
 
-impl ActiveStreams {
-    /// Knows no stream yet.
-    pub fn new() -> Self {
+impl Default for ActiveStreams {
+    fn default() -> Self {
         Self(Mutex::new(Guards::Registry, BTreeSet::new()))
     }
+}
 
+impl ActiveStreams {
     /// Returns the ids, in order.
     pub fn ids(&self) -> Vec<StreamId> {
         self.0.lock().iter().copied().collect()

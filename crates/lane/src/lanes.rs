@@ -198,7 +198,7 @@ mod tests {
 
     fn lanes_of(count: usize) -> Vec<Arc<Lane>> {
         let gate = Gate::new(CachePadded::new(SharedState::new(0)));
-        let active = Arc::new(ActiveStreams::new());
+        let active = Arc::new(ActiveStreams::default());
         let host = StreamProperties::of_host(DeviceId(1));
         let lane = |id| {
             let owner = plain::Arc::new(());

@@ -699,7 +699,7 @@ mod tests {
             ..CacheBounds::NONE
         };
         let gate = Gate::new(CachePadded::new(SharedState::new(0)));
-        let active = Arc::new(ActiveStreams::new());
+        let active = Arc::new(ActiveStreams::default());
         for is_sharded in [false, true] {
             let (mut used, mut slots) = (0, HashSet::new());
             for _ in 0..ROUNDS {

@@ -12,15 +12,17 @@ pub struct SoftCap {
     is_exceeded: SharedFlag,
 }
 
-impl SoftCap {
-    /// Has no cap.
-    pub fn new() -> Self {
+/// No cap.
+impl Default for SoftCap {
+    fn default() -> Self {
         Self {
             bytes: SharedNumber::new(u64::MAX),
             is_exceeded: SharedFlag::new(false),
         }
     }
+}
 
+impl SoftCap {
     /// Returns the cap; `u64::MAX` for none.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -51,7 +53,7 @@ mod tests {
 
     #[test]
     fn cap_is_exceeded_once_until_the_pool_is_within_it_again() {
-        let cap = SoftCap::new();
+        let cap = SoftCap::default();
         assert_eq!(cap.newly_exceeded(1 << 60), None, "there is no cap");
         cap.set(100);
         let told = [100, 101, 150, 90, 120].map(|reserved| cap.newly_exceeded(reserved));
