@@ -55,6 +55,22 @@ impl SimDevice {
         Ok(())
     }
 
+    #[cfg(target_os = "linux")]
+    pub(super) fn map_for_reading(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        self.memory_call(
+            Call::Map,
+            |_| bytes,
+            |space| space.map_read_only(address, chunk.0, bytes),
+        )?;
+        self.judge_before(|judge| judge.mapped(address, bytes));
+        Ok(())
+    }
+
     /// Unmaps a chunk.
     ///
     /// # Errors

@@ -124,4 +124,13 @@ unsafe impl Sharing for SimDevice {
         )?;
         Ok(Chunk(chunk))
     }
+
+    unsafe fn map_read_only(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        self.map_for_reading(address, chunk, bytes)
+    }
 }

@@ -29,7 +29,7 @@ fn join(key: u64) -> Request {
 /// Connects and joins. Returns the answer.
 fn joined(desk: &mut Desk, number: u64, process: Process, now: Duration) -> Reply {
     desk.connect(number, process, now);
-    desk.receive(number, join(number), now);
+    desk.receive(number, join(number), Descriptors::default(), now);
     let actions = desk.actions();
     let mut answers = actions.into_iter().filter_map(|action| match action {
         Action::Send(to, reply) if to == number => Some(reply),
@@ -54,7 +54,7 @@ fn silent_connections_end_and_others_stay() {
         seen: Some(desk.ledger.version()),
     };
     desk.connect(3, process(2), SECOND);
-    desk.receive(3, watch, SECOND);
+    desk.receive(3, watch, Descriptors::default(), SECOND);
     assert_eq!(desk.next_time(), Some(FIRST_MESSAGE));
     desk.pass_time(FIRST_MESSAGE - Duration::from_nanos(1));
     assert_eq!(desk.actions(), []);
@@ -110,7 +110,7 @@ fn process_has_a_share_of_the_connections_and_leases() {
             needs: 1,
             ..Statement::default()
         };
-        desk.receive(number, Request::State(needs), now);
+        desk.receive(number, Request::State(needs), Descriptors::default(), now);
         desk.disconnect(number, now);
     }
     desk.actions();
