@@ -621,3 +621,6 @@ pub struct Restored {
     /// Its memory.
     pub memory: Memory,
 }
+
+#[cfg(test)]
+mod tests;
