@@ -44,6 +44,14 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..60)
 }
 
+/// What becomes of the answer to a publication.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Comes,
+    IsLost,
+    IsLostWithItsBroker,
+}
+
 /// An honest client: it maps what it says.
 #[derive(Default)]
 struct Client {
@@ -236,7 +244,7 @@ impl World {
         }
     }
 
-    fn publish(&mut self, at: usize, name: u8, bytes: u64, replaces: bool, is_answered: bool) {
+    fn publish(&mut self, at: usize, name: u8, bytes: u64, replaces: bool, answer: Answer) {
         self.state(at, bytes);
         let client = &mut self.clients[at];
         let lease = client.granted - client.returned;
@@ -257,16 +265,22 @@ impl World {
             publication,
         };
         let mut answers = self.send(at, publish.clone(), 1);
-        if !is_answered {
-            self.come_back(at, Some(request));
+        match answer {
+            Answer::Comes => {}
+            Answer::IsLost => self.come_back(at, Some(request)),
+            Answer::IsLostWithItsBroker => self.restart(Some((at, request))),
+        }
+        if answer != Answer::Comes {
             answers = self.send(at, publish, 1);
         }
         let published = answers.into_iter().find_map(|reply| match reply {
             Reply::Published { version, .. } => Some(version),
             _ => None,
         });
-        if let Ok(version) = published.expect("an answer") {
-            self.clients[at].mapped.push((version, name, bytes));
+        match published.expect("an answer") {
+            Ok(version) => self.clients[at].mapped.push((version, name, bytes)),
+            // Its lease covers it, however often it asks.
+            Err(refused) => assert!(matches!(refused, NameError::Taken { .. }), "{refused}"),
         }
         self.clients[at].own = 0;
         self.state(at, 0);
@@ -275,7 +289,9 @@ impl World {
     fn run(&mut self, event: &Event) {
         match *event {
             Event::Publish(at, name, bytes, replaces) => {
-                self.publish(at, name, bytes, replaces, bytes % 3 > 0);
+                let answers = [Answer::Comes, Answer::IsLost, Answer::IsLostWithItsBroker];
+                let answer = answers[bytes as usize % answers.len()];
+                self.publish(at, name, bytes, replaces, answer);
             }
             Event::Attach(at, name) => {
                 let attach = Request::Attach {
@@ -318,48 +334,53 @@ impl World {
                     .disconnect(self.clients[at].connection, Duration::ZERO);
                 self.come_back(at, None);
             }
-            Event::Restart => {
-                let mut next = ledger();
-                for (key, name, process, share, lease) in self.desk.ledger.leases() {
-                    next.restore(key, name.into(), process, share, lease);
-                }
-                let record = serde_json::to_vec(&self.desk.ledger.names().record()).unwrap();
-                let record = serde_json::from_slice(&record).unwrap();
-                let lives = |key| {
-                    self.clients
-                        .iter()
-                        .any(|client| u64::from(client.process) == key)
-                };
-                next.names_mut().take_record(record, lives);
-                self.desk = Desk::new(next, MOST_OF_A_PROCESS);
-                self.kept.clear();
-                for at in 0..CLIENTS {
-                    self.check();
-                    self.come_back(at, None);
-                }
-            }
+            Event::Restart => self.restart(None),
         }
     }
 
-    /// What exists on the device is counted, once, and within the capacity.
-    fn check(&self) {
+    /// Starts another broker. This client repeats this publication.
+    fn restart(&mut self, unanswered: Option<(usize, u64)>) {
+        let mut next = ledger();
+        for (key, name, process, share, lease) in self.desk.ledger.leases() {
+            next.restore(key, name.into(), process, share, lease);
+        }
+        let record = serde_json::to_vec(&self.desk.ledger.names().record()).unwrap();
+        let record = serde_json::from_slice(&record).unwrap();
+        let lives = |key| {
+            self.clients
+                .iter()
+                .any(|client| u64::from(client.process) == key)
+        };
+        next.names_mut().take_record(record, lives);
+        self.desk = Desk::new(next, MOST_OF_A_PROCESS);
+        self.kept.clear();
+        for at in 0..CLIENTS {
+            self.check_counts();
+            let request = unanswered.filter(|(of, _)| *of == at);
+            self.come_back(at, request.map(|(_, request)| request));
+        }
+    }
+
+    /// Nothing is promised twice.
+    fn check_counts(&self) -> BTreeMap<u64, u64> {
         self.desk.ledger.check().unwrap();
         let figures = self.desk.ledger.figures();
         let named: u64 = figures.names.iter().map(|name| name.bytes).sum();
         let leased: u64 = figures.clients.iter().map(|client| client.lease).sum();
         assert!(named + leased <= CAPACITY, "{figures:?}");
+        let names = figures.names.iter();
+        names.map(|name| (name.version, name.bytes)).collect()
+    }
+
+    /// What exists on the device is counted, once, and within the capacity.
+    fn check(&self) {
+        let counted = self.check_counts();
         // Memory that is mapped, or whose descriptors the broker keeps.
         let mapped = self.clients.iter().flat_map(|client| &client.mapped);
-        let mut exists: BTreeMap<u64, u64> = mapped
-            .map(|(version, _, bytes)| (*version, *bytes))
-            .collect();
+        let mapped = mapped.map(|(version, _, bytes)| (*version, *bytes));
+        let mut exists: BTreeMap<u64, u64> = mapped.collect();
         exists.extend(&self.kept);
-        let counted: BTreeMap<u64, u64> = figures
-            .names
-            .iter()
-            .map(|name| (name.version, name.bytes))
-            .collect();
-        assert_eq!(exists, counted, "{figures:?}");
+        assert_eq!(exists, counted);
     }
 }
 

@@ -17,6 +17,7 @@ use weirpool_share::ipc::{IpcError, PublishError};
 struct Liar {
     connection: Connection,
     requests: u64,
+    key: u64,
 }
 
 impl Liar {
@@ -24,8 +25,9 @@ impl Liar {
         let connection = Connection::connect(folder.socket(), &Allowed::own()).unwrap();
         let patience = Some(Duration::from_secs(30));
         connection.set_timeouts(None, patience).unwrap();
+        let key = fastrand::u64(..);
         let client = Joining {
-            key: fastrand::u64(..),
+            key,
             name: "liar".into(),
             share: Share::default(),
             granted: 0,
@@ -35,6 +37,7 @@ impl Liar {
         let liar = Self {
             connection,
             requests: 0,
+            key,
         };
         liar.send(&Request::Join { version, client }, &[]);
         let needs = Statement {
@@ -90,6 +93,26 @@ impl Liar {
                 return version;
             }
         }
+    }
+
+    /// Gives a lease of this size back, whether or not the connection has ended.
+    fn leave(self, folder: &Folder, lease: u64) {
+        let Self { key, .. } = self;
+        drop(self.connection);
+        let connection = Connection::connect(folder.socket(), &Allowed::own()).unwrap();
+        let client = Joining {
+            key,
+            name: "liar".into(),
+            share: Share::default(),
+            granted: lease,
+            returned: 0,
+        };
+        let version = VERSION;
+        connection
+            .send(&Request::Join { version, client }, &[])
+            .unwrap();
+        connection.send(&Request::Leave, &[]).unwrap();
+        while connection.receive::<Reply>().is_ok() {}
     }
 
     /// Returns whether the broker ended the connection.
@@ -323,9 +346,7 @@ fn random_changes_of_messages_harm_no_other_client() {
                 break;
             }
         }
-        // It has nothing mapped, and says so.
-        let _ = liar.connection.send(&Request::Leave, &[]);
-        while liar.connection.receive::<Reply>().is_ok() {}
+        liar.leave(&folder, MIB);
         for number in 0..4 {
             let _ = withdraw(
                 &folder.socket(),
