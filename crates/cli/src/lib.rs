@@ -11,6 +11,7 @@
 //! weirpool devices                                             # built with --features cuda
 //! weirpool broker --capacity 70GiB --socket /run/user/1000/gpu0.sock
 //! weirpool top --socket /run/user/1000/gpu0.sock
+//! weirpool broker drop llama --socket /run/user/1000/gpu0.sock
 //! weirpool load http://127.0.0.1:8080 --rate 100 --duration 30s
 //! ```
 //!
@@ -67,7 +68,7 @@ pub fn main() -> ExitCode {
         Command::Load(options) => load::run(&options),
         Command::Devices => devices(),
         #[cfg(target_os = "linux")]
-        Command::Broker(options) => broker::serve(&options),
+        Command::Broker(options) => broker::broker(&options),
         #[cfg(target_os = "linux")]
         Command::Top(options) => broker::top(&options),
     };

@@ -118,6 +118,53 @@ fn process_has_a_share_of_the_connections_and_leases() {
     assert!(is_welcome(&joined(&mut desk, most + 2, process(2), now)));
 }
 
+/// With the longest names and numbers. A frame that does not fit would end the connection of each watcher.
+#[cfg(target_os = "linux")]
+#[test]
+fn figures_of_as_many_as_are_served_fit_into_a_frame() {
+    use crate::ledger::{ClientFigures, Figures, Standing};
+    use crate::names::{LONGEST_NAME, NameFigures, NameLimits, NameStanding};
+    let most = u64::MAX;
+    let client = ClientFigures {
+        id: ClientId(most),
+        name: "\"".repeat(LONGEST_NAME),
+        process: u32::MAX,
+        share: Share {
+            guaranteed: most,
+            limit: most,
+            weight: u32::MAX,
+        },
+        lease: most,
+        needs: most,
+        recalled: most,
+        used: most,
+        reserved: most,
+        waiting: most,
+        standing: Standing::Present,
+        holds: false,
+    };
+    let name = NameFigures {
+        name: "\"".repeat(LONGEST_NAME),
+        version: most,
+        bytes: most,
+        blocks: 64,
+        is_writable: false,
+        clients: MOST_CONNECTIONS,
+        standing: NameStanding::Withdrawn,
+    };
+    let figures = Figures {
+        capacity: most,
+        free: most,
+        clients: vec![client; MOST_CONNECTIONS],
+        names: vec![name; NameLimits::default().versions],
+    };
+    let version = most;
+    let frame = serde_json::to_vec(&Reply::Figures { version, figures }).unwrap();
+    let bytes = frame.len();
+    assert!(bytes <= weirpool_wire::MAX_FRAME, "{bytes} bytes");
+    println!("{bytes} bytes");
+}
+
 #[test]
 fn client_beyond_the_last_place_is_refused() {
     let mut desk = desk();
