@@ -86,7 +86,11 @@ pub(crate) fn publisher() {
     settle(&side.work);
     let begun = Instant::now();
     block_on(side.pool.publish(NAME, &blocks).into_future()).unwrap();
-    eprintln!("published {} MiB in {:.3?}", 2 * BYTES / MIB, begun.elapsed());
+    eprintln!(
+        "published {} MiB in {:.3?}",
+        2 * BYTES / MIB,
+        begun.elapsed()
+    );
     assert_eq!(side.pool.inspect().statistics().charged, 0);
     println!("published");
     let _ = std::io::stdin().read_line(&mut String::new());

@@ -14,11 +14,11 @@ pub(crate) struct Program {
 
 impl Program {
     fn start(arguments: &[&str]) -> Self {
-        Self::start_and_tell(arguments).0
+        Self::start_until(arguments, "\n").0
     }
 
-    /// Returns what it said until it listened, as well.
-    pub(crate) fn start_and_tell(arguments: &[&str]) -> (Self, String) {
+    /// Returns what it said until a line with this text, as well, which ends with its address.
+    pub(crate) fn start_until(arguments: &[&str], end: &str) -> (Self, String) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weirpool-server"))
             .args(["--listen", "127.0.0.1:0"])
             .args(arguments)
@@ -28,7 +28,7 @@ impl Program {
             .unwrap();
         let mut output = BufReader::new(child.stderr.take().unwrap());
         let mut text = String::new();
-        while !text.contains("http://") {
+        while !text.contains(end) {
             assert!(output.read_line(&mut text).unwrap() > 0, "{text}");
         }
         let address = text.trim().rsplit("http://").next().unwrap().to_owned();

@@ -113,7 +113,7 @@ fn killed_after_a_token(folder: &Folder) -> String {
         "--broker",
         socket.to_str().unwrap(),
     ];
-    let (mut program, mut text) = Program::start_and_tell(&arguments);
+    let (mut program, mut text) = Program::start_until(&arguments, "http://");
     let mut answer = String::new();
     let mut stream = program.ask(r#"{"prompt": "x", "max_tokens": 2, "stream": true}"#);
     let mut part = [0; 1024];
