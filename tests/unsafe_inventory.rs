@@ -63,6 +63,8 @@ fn page_lists_every_file_that_uses_unsafe() {
         "canaries",
         "device",
         "driver-pool",
+        "lane",
+        "segments",
         "share",
         "sim",
         "cuda",
