@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Pool, PoolBuilder, Stream};
+use weirpool::{Pool, Stream};
 use weirpool_broker::{Broker, BrokerConfig, lease_capacity, withdraw};
 use weirpool_share::ipc::{AllocateExportable, Attached, Publish};
 
@@ -40,7 +40,7 @@ impl Side {
         let device = CudaDevice::new(0).unwrap();
         let gpu = Arc::new(Gpu::load(device.context()).unwrap());
         let work = gpu.context().new_stream().unwrap();
-        let builder = PoolBuilder::new(device).capacity(CAPACITY);
+        let builder = Pool::builder(device).capacity(CAPACITY);
         let pool = lease_capacity(builder, PathBuf::from(socket.trim()));
         let pool = pool.build().unwrap();
         let stream = pool.register(&work).unwrap();

@@ -55,22 +55,6 @@ impl SimDevice {
         Ok(())
     }
 
-    #[cfg(target_os = "linux")]
-    pub(super) fn map_for_reading(
-        &self,
-        address: u64,
-        chunk: Chunk,
-        bytes: u64,
-    ) -> Result<(), DeviceError> {
-        self.memory_call(
-            Call::Map,
-            |_| bytes,
-            |space| space.map_read_only(address, chunk.0, bytes),
-        )?;
-        self.judge_before(|judge| judge.mapped(address, bytes));
-        Ok(())
-    }
-
     /// Unmaps a chunk.
     ///
     /// # Errors
@@ -147,7 +131,7 @@ impl SimDevice {
     }
 
     /// Informs the checker before the call that releases memory. After the call the addresses may have another owner.
-    fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
+    pub(super) fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
         if let Some(present) = self.engine.locked().judge() {
             judge(present);
         }

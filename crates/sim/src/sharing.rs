@@ -131,6 +131,12 @@ unsafe impl Sharing for SimDevice {
         chunk: Chunk,
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        self.map_for_reading(address, chunk, bytes)
+        self.memory_call(
+            Call::Map,
+            |_| bytes,
+            |space| space.map_read_only(address, chunk.0, bytes),
+        )?;
+        self.judge_before(|judge| judge.mapped(address, bytes));
+        Ok(())
     }
 }

@@ -63,7 +63,9 @@ impl Server {
             ByteSize(needed),
         );
         let source = Source {
-            model: config.model.clone(),
+            shape,
+            file: config.model.weights.clone(),
+            seed: config.model.seed,
             publish: config.publish.clone(),
             begun: Instant::now(),
         };

@@ -162,7 +162,8 @@ fn lies_about_sizes_and_descriptors_are_refused() {
     let whole = (2 * MIB, 2 * MIB);
     let many: Vec<_> = (0..64).map(|_| chunk(2 * MIB)).collect();
     let long = "n".repeat(65);
-    let cases: [(&str, &[(u64, u64)], &[OwnedFd]); 11] = [
+    type Case<'a> = (&'a str, &'a [(u64, u64)], &'a [OwnedFd]);
+    let cases: [Case<'_>; 11] = [
         ("no blocks", &[], &[]),
         ("no descriptor", &[whole], &[]),
         ("too many", &[whole], &many[..2]),

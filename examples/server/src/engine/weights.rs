@@ -1,10 +1,10 @@
 //! The weights on the device: copied from the host, or attached where a process before this one published them.
 
 use super::WEIGHTS;
-use crate::config::ModelConfig;
 use crate::model::{Shape, Weights};
 use anyhow::Context;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -16,7 +16,10 @@ const PIECE: usize = 64 << 20;
 
 /// Where the weights come from.
 pub(crate) struct Source {
-    pub(crate) model: ModelConfig,
+    /// The sizes of generated weights. A file has its own, but for the heads.
+    pub(crate) shape: Shape,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) seed: u64,
     /// The name under which they outlive the server.
     pub(crate) publish: Option<String>,
     /// When the server was started.
@@ -26,8 +29,7 @@ pub(crate) struct Source {
 impl Source {
     /// Reads or generates the weights, on a thread of its own: this future can be dropped meanwhile.
     async fn read(&self) -> anyhow::Result<Weights> {
-        let shape = self.model.shape();
-        let (path, seed) = (self.model.weights.clone(), self.model.seed);
+        let (shape, seed, path) = (self.shape, self.seed, self.file.clone());
         let weights = tokio::task::spawn_blocking(move || match path {
             Some(path) => Weights::read(&path, shape.heads),
             None => Ok(Weights::generate(shape, seed)),
@@ -160,9 +162,9 @@ mod named {
 
     impl About {
         fn of(source: &Source, shape: Shape) -> Self {
-            let origin = match &source.model.weights {
+            let origin = match &source.file {
                 Some(path) => format!("{}", path.display()),
-                None => format!("seed {}", source.model.seed),
+                None => format!("seed {}", source.seed),
             };
             Self { shape, origin }
         }
@@ -224,10 +226,10 @@ mod named {
         let about = about.download(stream, 0..about.requested())?.await?;
         let about: About = serde_json::from_slice(&about)
             .map_err(|error| anyhow::anyhow!("{name:?} has no weights of this server: {error}"))?;
-        let meant = match source.model.weights {
+        let meant = match source.file {
             // The file has the sizes.
             Some(_) => About::of(source, about.shape),
-            None => About::of(source, source.model.shape()),
+            None => About::of(source, source.shape),
         };
         anyhow::ensure!(
             about == meant,
