@@ -24,7 +24,7 @@ fn messages_of_the_corpus_are_admitted() {
     let admitted: Vec<_> = corpus().iter().map(|entry| fuzzing::run(entry)).collect();
     assert_eq!(
         admitted,
-        [(1, 0), (2, 0), (2, 4), (2, 4)],
+        [(1, 0), (2, 3), (2, 4), (2, 4)],
         "lies, names, recall, sound"
     );
 }
