@@ -21,7 +21,7 @@ pub(crate) const READER: &str = "attach memory";
 
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 4096 * MIB;
-/// Of each of the two blocks.
+/// The size of each of the two blocks.
 const BYTES: u64 = 1024 * MIB;
 const NAME: &str = "weights";
 

@@ -675,9 +675,9 @@ fn send(connection: Option<Arc<Connection>>, request: &Request) {
 }
 
 fn send_with(connection: Option<Arc<Connection>>, request: &Request, descriptors: &[OwnedFd]) {
-    let lent: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     if let Some(connection) = connection
-        && connection.send(request, &lent).is_err()
+        && connection.send(request, &borrowed).is_err()
     {
         // The reader sees the end.
         connection.shutdown();

@@ -295,9 +295,9 @@ impl Desk {
                 Role::Client(id),
             ) => {
                 let memory = self.ledger.attach(id, &name, version, writes);
-                let lent = memory.as_ref().ok().map(|(version, _)| *version);
+                let kept = memory.as_ref().ok().map(|(version, _)| *version);
                 let answer = Reply::Attached { request, memory };
-                self.actions.push(match lent {
+                self.actions.push(match kept {
                     Some(version) => Action::Lend(number, answer, version),
                     None => Action::Send(number, answer),
                 });

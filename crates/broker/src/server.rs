@@ -471,8 +471,8 @@ impl Broker {
                 match action {
                     Action::Send(number, reply) => self.send(number, &reply, &[]),
                     Action::Lend(number, reply, version) => {
-                        let lent = self.memory.get(&version).cloned().unwrap_or_default();
-                        self.send(number, &reply, &lent);
+                        let borrowed = self.memory.get(&version).cloned().unwrap_or_default();
+                        self.send(number, &reply, &borrowed);
                     }
                     Action::Close(number) => {
                         self.peers.remove(&number);
@@ -491,10 +491,13 @@ impl Broker {
 
     /// Sends without waiting. A peer that does not read its messages is disconnected: a client of this protocol never
     /// has more than a few messages on the way.
-    fn send(&mut self, number: u64, reply: &Reply, lent: &[Arc<OwnedFd>]) {
+    fn send(&mut self, number: u64, reply: &Reply, borrowed: &[Arc<OwnedFd>]) {
         let peer = self.peers.get(&number);
-        let lent: Vec<_> = lent.iter().map(|descriptor| descriptor.as_fd()).collect();
-        let sent = peer.map(|peer| peer.connection.try_send(reply, &lent));
+        let borrowed: Vec<_> = borrowed
+            .iter()
+            .map(|descriptor| descriptor.as_fd())
+            .collect();
+        let sent = peer.map(|peer| peer.connection.try_send(reply, &borrowed));
         if let Some(Err(_)) = sent {
             self.end(number);
         }

@@ -1,4 +1,4 @@
-//! Published memory at the client: what it holds, which requests wait for an answer, and what is to be sent.
+//! Published memory at the client: the versions that it holds, requests that wait for an answer, and messages to send.
 //!
 //! Requests are sent by the worker, and answered by the reader. On a new connection, a client states what it holds, brings
 //! the descriptors of it, and repeats the requests that were not answered: a publication has a number by which the broker
@@ -209,7 +209,7 @@ impl State {
                     .push_back((restore, version.descriptors.clone()));
             }
         }
-        // What was let go since it was stated.
+        // Versions that were let go since they were stated.
         for (number, count) in stated {
             let left = named.held.get(number).map_or(0, |version| version.count);
             for _ in left..*count {
@@ -236,7 +236,7 @@ impl State {
             .collect()
     }
 
-    /// Returns what is held, and how often, and the publications that will be sent again.
+    /// Returns the versions that are held, and how often, and the publications that will be sent again.
     pub(super) fn holds(&self) -> (Vec<(u64, u32)>, Vec<u64>) {
         let held = self.named.held.iter();
         let held = held.map(|(number, version)| (*number, version.count));

@@ -14,7 +14,7 @@ const CLIENTS: usize = 3;
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A client allocates so many bytes, and publishes them.
+    /// A client allocates this many bytes, and publishes them.
     Publish(usize, u8, u64, bool),
     Attach(usize, u8),
     /// A client unmaps what it mapped last.
@@ -195,7 +195,7 @@ impl World {
         answers
     }
 
-    /// States how the client stands: it returns what was recalled and what it does not hold.
+    /// States how the client stands: it returns recalled bytes that it does not use.
     fn state(&mut self, at: usize, wanted: u64) {
         let client = &mut self.clients[at];
         let bound = (client.granted - client.recalled.max(client.returned)).max(client.own);

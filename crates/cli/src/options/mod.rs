@@ -135,7 +135,7 @@ pub(crate) struct Broker {
     pub(crate) serving: Option<Serving>,
 }
 
-/// What is done with a broker that runs.
+/// A command to a broker that runs.
 #[cfg(target_os = "linux")]
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum BrokerAction {

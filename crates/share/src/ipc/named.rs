@@ -99,7 +99,7 @@ pub enum PublishError {
 /// All processes belong to one user. Memory that is attached for reading is mapped so: a kernel that writes it fails, and with
 /// it the context of that process. The publisher's own mapping stays writable, and a process of the user that speaks the
 /// protocol by itself may map a descriptor as it likes. No order of streams reaches from one process into the other:
-/// publish what is complete, and publish a new version in place of writing to one that others read.
+/// publish complete memory, and publish a new version in place of writing to one that others read.
 pub trait Publish {
     /// Publishes blocks under a name, once all writes to them that were submitted before this call are complete. The future
     /// returns the number of the version, which no other version of the broker has.

@@ -68,7 +68,7 @@ fn memory_outlives_its_publisher_and_is_freed_with_its_name() {
 
 /// With no byte free: the publisher's lease is all that the broker has.
 #[test]
-fn published_bytes_leave_the_lease_and_are_promised_to_nobody() {
+fn published_bytes_leave_the_lease_and_are_not_promised_again() {
     let folder = Folder::new("lease");
     let _broker = folder.broker(64 * MIB);
     let publisher = folder.side();
@@ -86,7 +86,7 @@ fn published_bytes_leave_the_lease_and_are_promised_to_nobody() {
     let other = folder.side();
     let refused = other.pool.try_allocate(&other.stream, 2 * MIB);
     assert!(refused.is_err(), "{refused:?}");
-    // A device that is full has room for what is attached.
+    // Attached memory needs no room on a full device.
     assert_eq!(other.read("llama", 7).unwrap().1, "weights");
     let (pool, stream) = (other.pool.clone(), other.stream.clone());
     let waiting = std::thread::spawn(move || block_on(pool.allocate(&stream, 32 * MIB)).map(drop));
@@ -136,7 +136,7 @@ fn name_leads_to_one_version_until_it_is_replaced() {
     let first = one.publish("llama", &old).unwrap();
     let taken = refusal(one.publish("llama", &new));
     assert!(matches!(taken, NameError::Taken { version, .. } if version == first));
-    // What was refused counts as before.
+    // A block that was refused counts as before.
     assert_eq!(one.pool.inspect().statistics().charged, 2 * MIB);
     let again = one.publish("other", &old);
     assert!(matches!(again, Err(PublishError::Named)), "{again:?}");
@@ -221,7 +221,7 @@ fn limits_refuse_with_figures() {
     full(publish("b", &small[3..]), "descriptors");
     full(side.publish("b", &large), "bytes");
     side.publish("b", &small[3]).unwrap();
-    // What is withdrawn keeps no descriptor, and its bytes as long as a process has it mapped.
+    // A withdrawn version keeps no descriptor, and its bytes as long as a process has it mapped.
     withdraw(&folder.socket(), "a", Duration::from_secs(5))
         .unwrap()
         .unwrap();
@@ -248,7 +248,7 @@ fn names_leave_guarantees_alone() {
     drop(block);
     let block = one.exportable(24 * MIB, "");
     one.publish("llama", &block).unwrap();
-    // What is guaranteed is there.
+    // Guaranteed memory is there.
     let both = [(&one, 16), (&other, 24)];
     let blocks =
         both.map(|(side, bytes)| side.pool.try_allocate(&side.stream, bytes * MIB).unwrap());
@@ -279,7 +279,7 @@ fn poll_and_drop<T>(mut future: impl Future<Output = T> + Unpin) -> Option<T> {
     block_on(polled)
 }
 
-/// A future that is dropped has published all or nothing, and what is attached by it is let go.
+/// A future that is dropped has published all or nothing, and memory that it attached is let go.
 #[test]
 fn dropped_futures_leave_no_bytes_behind() {
     let folder = Folder::new("dropped");

@@ -83,8 +83,8 @@ struct Piece {
 
 impl Space {
     /// # Errors
-    /// Returns the first address of the range where nothing is mapped, or what is mapped may not be written if that is
-    /// asked.
+    /// Returns the first address of the range where nothing is mapped or, with `writes`, where memory is mapped for reading
+    /// only.
     pub(crate) fn expect_mapped(
         &self,
         address: u64,
