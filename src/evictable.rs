@@ -83,12 +83,14 @@ use sealed::Memory;
 /// [`Statistics::evictable`](crate::Statistics::evictable), which counts the bytes that can be evicted now, and
 /// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
 /// while no other request needs it.
+#[derive(Debug)]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Evictable<T: Memory = Block>(plain::Arc<SharedMemory<T>>);
 
 /// Evictable memory in use: it is not evicted before this is dropped. Then it counts as the most recently used.
 ///
 /// It dereferences to the block or buffer, which can be read on any stream.
+#[derive(Debug)]
 #[must_use = "the memory may be evicted once this is dropped"]
 pub struct Pinned<T: Memory = Block> {
     shared: plain::Arc<SharedMemory<T>>,
@@ -202,7 +204,7 @@ impl<T: Memory> Drop for Pinned<T> {
             let mut slot = self.shared.slot.lock();
             // Under the lock: the pin that ended last may have named the block in a capture.
             let memory = slot.memory.as_ref().filter(|_| slot.pins == 1);
-            let graph = memory.and_then(|memory| memory.the_block().graph_that_keeps());
+            let graph = memory.and_then(|memory| memory.the_block().uses().keeper());
             if let Some(graph) = graph {
                 for_graph = slot.memory.clone().map(|memory| (graph, memory));
             } else {
@@ -299,18 +301,6 @@ impl Listed {
         if let Some(tag) = self.tag {
             self.service.relieve(tag);
         }
-    }
-}
-
-impl<T: Memory> fmt::Debug for Evictable<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T: Memory> fmt::Debug for Pinned<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.fmt(f)
     }
 }
 

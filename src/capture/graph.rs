@@ -1,16 +1,14 @@
 //! A graph, with its memory.
 
 use super::GraphMemory;
-use super::routed::expect_open;
+use super::routed::expect_usable;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::ordering;
 use crate::error::StreamError;
-use crate::handles::GraphUses;
-use crate::handles::Registration;
+use crate::handles::{GraphUses, Registration};
 use crate::id::Ticket;
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
-use std::fmt;
 
 const LAUNCH: &str = "launch";
 
@@ -20,6 +18,7 @@ const LAUNCH: &str = "launch";
 /// Dropping it does not stop its launches. The memory returns to the pool once the last one is complete, and no other
 /// owner of the [memory](GraphMemory) is left. Blocks that it keeps are freed then, if they were dropped meanwhile; a
 /// block that is [evictable](crate::Evictable) is evicted no earlier.
+#[derive(Debug)]
 #[must_use = "a graph does nothing until it is launched"]
 pub struct CapturedGraph {
     graph: Box<dyn Graph>,
@@ -59,11 +58,8 @@ impl CapturedGraph {
     /// closed, and the device's error: also if the stream is the host, of another device than the captured one, or
     /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
-        if !stream.is_of(self.memory.pool().presence()) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
+        expect_usable(self.memory.share(), stream, LAUNCH)?;
         let registration = stream.registration();
-        expect_open(registration, LAUNCH)?;
         if self.device != registration.stream_device().id() {
             let reason =
                 "the graph was captured on another device; launch it on a stream of that device";
@@ -117,14 +113,5 @@ fn come_after_grant(
     match ordering::marker_for(of_home, &home.lane, after)? {
         Some(marker) => ordering::order_behind_other_pool(&engine.shared, &on.lane, &marker),
         None => Ok(()),
-    }
-}
-
-impl fmt::Debug for CapturedGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CapturedGraph")
-            .field("graph", &self.graph)
-            .field("memory", &self.memory)
-            .finish()
     }
 }

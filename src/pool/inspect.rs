@@ -6,7 +6,7 @@ use crate::engine::{Statistics, figures};
 use crate::heap::High;
 use crate::measure::{BlockInfo, Snapshot, StreamStatistics, TagStatistics};
 use crate::observe::{StatisticsScope, parts};
-use crate::queue::{QueueLimit, WaitingRequest};
+use crate::queue::WaitingRequest;
 use crate::seam::{CapacitySource, Observer, SegmentSource};
 use crate::stream::Stream;
 use std::time::Duration;
@@ -42,13 +42,43 @@ impl Pool {
 impl<'a> Inspect<'a> {
     /// Returns what the pool is: its name, its memory, its capacity, and its device.
     pub fn describe(self) -> PoolDescription {
-        PoolDescription::of(&self.pool.presence)
+        let presence = &self.pool.presence;
+        let engine = &presence.service.engine;
+        let settings = &engine.shared.settings;
+        let device = engine.shared.device.describe();
+        let mut told = PoolDescription::of(device, settings.upstream, settings.kind);
+        told.name = presence.name.as_deref().map(Into::into);
+        told.segment_owner = settings
+            .has_source
+            .then(|| settings.segments.properties().owner);
+        told.is_passed_through = settings.is_ordered;
+        told.is_virtual = settings.geometry.virtual_memory;
+        told.is_pooled = settings.is_pooled;
+        told.capacity = engine.store.capacity();
+        told.chunk_bytes = settings.geometry.chunk_bytes;
+        told.release_threshold = engine.maintenance.threshold();
+        told.queue_limit = presence.service.queue.queue_limit();
+        told
     }
 
     /// Returns how the pool is: whether its device works, whether it is closed, and how many requests wait for how
     /// long. Takes time in proportion to the number of waiters.
     pub fn health(self) -> Health {
-        Health::of(&self.pool.presence)
+        let service = self.pool.service();
+        let shared = &service.engine.shared;
+        let now = shared.device.now();
+        let oldest = service.queue.oldest();
+        let lender = service.engine.store.lease.lender.as_ref();
+        let mut health = Health::default();
+        health.fault = shared.fault();
+        // In this order: a closed pool is stopping.
+        health.is_closed = shared.is_closed();
+        health.is_stopping = shared.is_stopping();
+        health.is_draining = shared.is_draining();
+        health.source_trouble = lender.and_then(|lender| lender.trouble());
+        health.waiting = service.queue.waiting();
+        health.oldest_wait = oldest.map(|since| now.saturating_sub(since));
+        health
     }
 
     /// Returns all segments and blocks as they are now. Where an
@@ -122,9 +152,8 @@ impl<'a> Inspect<'a> {
     /// drop(pool.try_allocate(&stream, 2 << 20)?);
     /// assert_eq!((step.end().allocations, request.read().allocations), (1, 2));
     ///
-    /// let before = request.before().used.current;
     /// let figures = request.end();
-    /// assert_eq!((before, figures.used.high), (4 << 20, 7 << 20));
+    /// assert_eq!(figures.used.high, 7 << 20);
     /// assert_eq!(figures.retained(), kept.size());
     /// # drop(weights);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -253,17 +282,6 @@ impl<'a> Inspect<'a> {
         self.pool.service().engine.shared.settings.kind
     }
 
-    /// Returns how many requests may wait at once.
-    pub fn queue_limit(self) -> QueueLimit {
-        self.pool.service().queue.queue_limit()
-    }
-
-    /// Returns the number of reserved bytes above which the pool gives free memory back without being asked;
-    /// `u64::MAX` where it keeps all.
-    pub fn release_threshold(self) -> u64 {
-        self.pool.service().engine.maintenance.threshold()
-    }
-
     /// Returns the [source](CapacitySource) of the pool's capacity, if it has one.
     pub fn capacity_source(self) -> Option<&'a dyn CapacitySource> {
         let lender = self.pool.service().engine.store.lease.lender.as_ref()?;
@@ -294,7 +312,7 @@ impl<'a> Inspect<'a> {
             PoolAttribute::ReuseAllowInternalDependencies => {
                 engine.shared.reuse().internal_dependencies.into()
             }
-            PoolAttribute::ReleaseThreshold => self.release_threshold(),
+            PoolAttribute::ReleaseThreshold => engine.maintenance.threshold(),
             PoolAttribute::ReservedMemCurrent => self.statistics().reserved.current,
             PoolAttribute::ReservedMemHigh => {
                 let cap = Some(engine.store.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);

@@ -35,7 +35,6 @@ mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
-mod info;
 mod inspect;
 mod layout;
 mod maintain;
@@ -54,7 +53,6 @@ pub use builder::{Capacity, FillAt, PoolBuilder};
 pub use charge::ChargeFor;
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
-pub use info::{Health, PoolDescription};
 pub use inspect::Inspect;
 pub use layout::Layout;
 pub use maintain::Maintain;
@@ -64,13 +62,14 @@ pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
 pub use tuning::Tuning;
 pub use weak::WeakPool;
+pub use weirpool_measure::{Health, PoolDescription};
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
 use own_stream::OwnStream;
 use reservation::ForReservation;
 
 use crate::block::Block;
-use crate::device::{Device, DeviceStream, Host};
+use crate::device::{AsDevice, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::handles::{Presence, Registration};
 use crate::heap::Placement;
@@ -117,9 +116,9 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Begins a pool over `device`, to be configured.
-    pub fn builder(device: impl Device) -> PoolBuilder {
-        PoolBuilder::new(plain::Arc::new(device))
+    /// Begins a pool over `device`, to be configured. A device that is shared already is taken as it is.
+    pub fn builder(device: impl AsDevice) -> PoolBuilder {
+        PoolBuilder::new(device.to_shared())
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::device::sim::SimDevice;
-use weirpool::{Block, PoolBuilder, Stream};
+use weirpool::{Block, Pool, Stream};
 use weirpool_tiers::{Keep, Region, Regions};
 
 const GIB: u64 = 1 << 30;
@@ -160,7 +160,7 @@ fn main() -> anyhow::Result<()> {
     if let Some([out, back]) = bench.bare {
         println!("  bare copies: {out:.1} GiB/s to the host, {back:.1} GiB/s to the device");
     }
-    let pool = PoolBuilder::new(bench.device.clone()).build()?;
+    let pool = Pool::builder(bench.device.clone()).build()?;
     let stream = pool.create_stream()?;
     let weights = pool.region("weights").keep(Keep::OnHost).build()?;
     let cache = pool.region("cache").keep(Keep::Nothing).build()?;

@@ -140,7 +140,7 @@ impl Engine {
         settings: Settings,
         tune: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> anyhow::Result<Arc<Self>> {
-        let pool = PoolBuilder::new(machine.device.clone())
+        let pool = Pool::builder(machine.device.clone())
             .capacity(settings.capacity)
             .queue_limit(settings.queue)
             .load_shedding()
