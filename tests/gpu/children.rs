@@ -31,6 +31,10 @@ const ACTS: &[(&str, fn())] = &[
     (crate::ipc::READER, crate::ipc::reader),
     #[cfg(target_os = "linux")]
     (crate::broker::TENANT, crate::broker::tenant),
+    #[cfg(target_os = "linux")]
+    (crate::published::PUBLISHER, crate::published::publisher),
+    #[cfg(target_os = "linux")]
+    (crate::published::READER, crate::published::reader),
 ];
 
 /// Runs the task of this process, if it is a child. Returns its exit code.

@@ -126,6 +126,8 @@ mod ordering;
 mod peers;
 mod pressure;
 mod processes;
+#[cfg(target_os = "linux")]
+mod published;
 mod regions;
 mod shutdown;
 mod soak;
@@ -328,6 +330,11 @@ fn entries() -> Vec<Entry> {
     list.extend(once! {
         broker:
             broker_moves_memory_between_processes;
+    });
+    #[cfg(target_os = "linux")]
+    list.extend(once! {
+        published:
+            memory_outlives_the_process_that_published_it;
     });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));

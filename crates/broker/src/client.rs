@@ -9,8 +9,11 @@
 //! Calls of the tenant send their messages themselves if that does not wait, and leave it to the worker otherwise. None
 //! of them waits for the broker, but for [`Client::ask_and_wait`].
 
+mod named;
+
 use crate::ledger::{Figures, Joining, Refused};
 use crate::message::{Reply, Request, VERSION};
+use crate::names::{NameError, NameFigures};
 use crate::server::record_of;
 use crate::share::{Share, Statement, Terms};
 use std::collections::hash_map::RandomState;
@@ -18,6 +21,7 @@ use std::fmt;
 use std::fs;
 use std::hash::BuildHasher;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -25,6 +29,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use weirpool::extend::{Bounds, Holding};
 use weirpool_wire::{Allowed, Connection};
+
+use named::{Answer, Named};
+pub use named::{Attachment, Descriptors, Held, Names};
 
 /// The first and the longest time between two attempts to reconnect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -123,6 +130,7 @@ struct State {
     /// Why the broker does not take the client back.
     refused: Option<Refused>,
     is_closed: bool,
+    named: Named,
 }
 
 impl State {
@@ -141,11 +149,11 @@ impl State {
         self.callers.iter().copied().fold(self.queued, u64::max)
     }
 
-    /// Notes that there is no broker. A recall ends with it: the lease is this client's.
+    /// Notes that there is no broker. A recall ends with it: the lease is this client's, but for what went to names.
     fn lose_broker(&mut self) {
         self.connection = None;
         self.is_dirty |= self.owes() > 0;
-        self.recalled = self.returned;
+        self.recalled = self.returned.saturating_add(self.named.moved);
         self.is_binding = false;
     }
 
@@ -234,6 +242,7 @@ impl Client {
                 has_ended: false,
                 refused: None,
                 is_closed: false,
+                named: Named::default(),
             }),
             work: Condvar::new(),
             news: Condvar::new(),
@@ -254,6 +263,11 @@ impl Client {
     /// Returns the share that the client asked for.
     pub fn share(&self) -> Share {
         self.shared.config.share
+    }
+
+    /// Returns the names of the broker, to publish and to attach memory.
+    pub fn names(&self) -> Names {
+        Names(self.shared.clone())
     }
 
     /// Returns the present lease in bytes.
@@ -362,7 +376,7 @@ impl Client {
         }
     }
 
-    /// Ends the lease, after the tenant's memory is back with the device. Where there is no broker now, a thread waits for
+    /// Ends the lease, after the tenant's memory is back with the device, and published memory is unmapped. Where there is no broker now, a thread waits for
     /// the next one to tell it so, for as long as the process lives and the last broker's record is there.
     pub fn close(&self) {
         let mut state = self.shared.lock();
@@ -431,19 +445,44 @@ impl Shared {
     fn work(&self, tenant: &dyn Tenant) {
         let mut state = self.lock();
         loop {
-            while state.is_working || !state.is_closed && (!state.is_dirty || state.has_ended) {
-                state = self
-                    .work
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            if state.is_closed {
+            if let Some((request, descriptors)) = state.next_outgoing() {
+                let connection = state.connection.clone();
+                drop(state);
+                send_with(connection, &request, &descriptors);
+                drop(descriptors);
+                state = self.lock();
+            } else if state.is_working {
+                state = self.wait_for_work(state);
+            } else if state.is_closed && state.holds_nothing() {
                 let connection = state.connection.clone();
                 drop(state);
                 return connection.iter().for_each(say_goodbye);
+            } else if state.is_dirty && !state.has_ended && !state.is_closed {
+                state = self.apply_all(state, tenant);
+            } else {
+                state = self.wait_for_work(state);
             }
-            state = self.apply_all(state, tenant);
         }
+    }
+
+    fn wait_for_work<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let woken = self.work.wait(state);
+        woken.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the publications whose bytes are not the tenant's any more, which returns them then.
+    fn tell_ready<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let ready = state.take_ready();
+        if ready.is_empty() {
+            return state;
+        }
+        drop(state);
+        ready.into_iter().for_each(Answer::tell);
+        state = self.lock();
+        if state.owes() > 0 {
+            self.wake(&mut state);
+        }
+        state
     }
 
     /// Applies terms and states the result, until nothing is left to apply or another thread does it.
@@ -486,6 +525,8 @@ impl Shared {
             // Bytes granted meanwhile are applied at the next turn: the tenant does not hold them.
             let returned = granted.saturating_sub(held.held.max(bound));
             if returned > state.returned {
+                let more = returned - state.returned;
+                state.named.moved = state.named.moved.saturating_sub(more);
                 state.returned = returned;
                 state.returning += took;
             } else if is_more {
@@ -505,14 +546,14 @@ impl Shared {
             state = self.lock();
         }
         state.is_working = false;
-        if state.is_closed {
+        if state.is_closed || state.has_outgoing() {
             self.work.notify_one();
         }
-        state
+        self.tell_ready(state)
     }
 
     /// Takes terms, and reconnects, until the broker knows that the client is closed.
-    fn read(&self, mut connection: Arc<Connection>, tenant: &dyn Tenant) {
+    fn read(self: &Arc<Self>, mut connection: Arc<Connection>, tenant: &dyn Tenant) {
         loop {
             loop {
                 match connection.receive() {
@@ -522,6 +563,16 @@ impl Shared {
                         self.news.notify_all();
                         drop(self.apply_all(state, tenant));
                     }
+                    Ok((Reply::Published { request, version }, _)) => {
+                        let answer = self.take_published(request, version);
+                        answer.into_iter().for_each(Answer::tell);
+                        drop(self.tell_ready(self.lock()));
+                    }
+                    Ok((Reply::Attached { request, memory }, descriptors)) => {
+                        let answer = self.take_attached(request, memory, descriptors);
+                        answer.into_iter().for_each(Answer::tell);
+                    }
+                    Ok((Reply::Restored { version }, _)) => self.lock().note_restored(version),
                     Ok((Reply::Left, _)) => return,
                     _ => break,
                 }
@@ -555,10 +606,16 @@ impl Shared {
                         return None;
                     }
                 }
-                Err(_) if self.lock().is_closed && !self.is_recorded() => return None,
+                Err(_) if self.is_over() && !self.is_recorded() => return None,
                 Err(_) => {}
             }
         }
+    }
+
+    /// Returns whether the client is closed and has nothing to tell a broker but that.
+    fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.is_closed && state.holds_nothing()
     }
 
     /// Returns whether there is a record of leases for the next broker.
@@ -568,21 +625,31 @@ impl Shared {
     }
 
     fn reconnect(&self) -> Result<Arc<Connection>, ClientError> {
-        let (granted, returned) = {
+        let (granted, returned, holds) = {
             let state = self.lock();
-            (state.granted, state.returned)
+            (state.granted, state.returned, state.holds())
         };
         let (connection, _, terms) =
             admitted(&self.config, self.key, granted, returned, ADMISSION)?;
+        let (versions, unanswered) = holds;
+        let holds = Request::Holds {
+            versions: versions.clone(),
+            unanswered,
+        };
+        let stated = connection.send(&holds, &[]);
+        stated.map_err(|error| silent(&self.config.socket, &error))?;
         let mut state = self.lock();
         state.refused = None;
         state.acted = 0;
         state.unheard = 0;
         state.adopt(terms);
         state.connection = Some(connection.clone());
+        let vain = state.begin_again(&versions);
         self.work.notify_one();
-        if state.is_closed {
-            drop(state);
+        let is_over = state.is_closed && state.holds_nothing();
+        drop(state);
+        vain.into_iter().for_each(Answer::tell);
+        if is_over {
             say_goodbye(&connection);
         }
         Ok(connection)
@@ -604,8 +671,13 @@ fn is_same(one: &Option<Arc<Connection>>, other: &Option<Arc<Connection>>) -> bo
 
 /// Sends with no lock held: a broker that is stopped reads nothing.
 fn send(connection: Option<Arc<Connection>>, request: &Request) {
+    send_with(connection, request, &[]);
+}
+
+fn send_with(connection: Option<Arc<Connection>>, request: &Request, descriptors: &[OwnedFd]) {
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     if let Some(connection) = connection
-        && connection.send(request, &[]).is_err()
+        && connection.send(request, &borrowed).is_err()
     {
         // The reader sees the end.
         connection.shutdown();
@@ -690,6 +762,29 @@ fn admitted(
         ))),
         other => Err(ClientError::Protocol(format!(
             "{other:?} in place of a welcome"
+        ))),
+    }
+}
+
+/// Makes a name of the broker at a socket lead to nothing, which may take the broker this long. Returns the figures of its
+/// memory, which clients that hold it keep.
+///
+/// # Errors
+/// Returns an error if no broker listens, it is silent, or it has another version of the protocol. The inner error says that
+/// nothing has the name.
+pub fn withdraw(
+    socket: &Path,
+    name: &str,
+    patience: Duration,
+) -> Result<Result<NameFigures, NameError>, ClientError> {
+    let withdraw = Request::Withdraw {
+        version: VERSION,
+        name: name.to_owned(),
+    };
+    match exchange(&connect(socket, patience)?, socket, &withdraw)? {
+        Reply::Withdrawn(withdrawn) => Ok(withdrawn),
+        other => Err(ClientError::Protocol(format!(
+            "{other:?} in place of an answer"
         ))),
     }
 }

@@ -1,7 +1,8 @@
 //! The desk: what the broker answers to which message. It does no I/O: connections are numbers, and answers are values.
 
-use crate::ledger::{ClientId, Ledger, Process, Refused};
+use crate::ledger::{ClientId, Ledger, Lie, Process, Refused};
 use crate::message::{Reply, Request, VERSION};
+use crate::names::NameError;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ const LONGEST_NAME: usize = 64;
 pub enum Action {
     /// Sends a message.
     Send(u64, Reply),
+    /// Sends a message with the kept descriptors of a version.
+    Lend(u64, Reply, u64),
     /// Ends the connection, after the messages sent before.
     Close(u64),
 }
@@ -55,6 +58,17 @@ pub struct Desk {
     connections: BTreeMap<u64, Connection>,
     most_of_a_process: usize,
     actions: Vec<Action>,
+    /// Actions that follow the terms of the present turn.
+    later: Vec<Action>,
+}
+
+/// The descriptors that came with a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// Their number.
+    pub count: usize,
+    /// One of them cannot be that of memory.
+    pub are_foreign: bool,
 }
 
 impl Desk {
@@ -65,6 +79,7 @@ impl Desk {
             connections: BTreeMap::new(),
             most_of_a_process,
             actions: Vec::new(),
+            later: Vec::new(),
         }
     }
 
@@ -157,10 +172,64 @@ impl Desk {
         silent.chain(self.ledger.next_time()).min()
     }
 
-    /// Takes a message of a connection.
-    pub fn receive(&mut self, number: u64, request: Request, now: Duration) {
-        if self.connections.contains_key(&number) {
-            self.handle(number, request, now);
+    /// Takes a message of a connection, and the descriptors that came with it. Returns the version for which to keep
+    /// them; without one, close them.
+    pub fn receive(
+        &mut self,
+        number: u64,
+        request: Request,
+        descriptors: Descriptors,
+        now: Duration,
+    ) -> Option<u64> {
+        let role = self.connections.get(&number)?.role;
+        if let Role::Client(id) = role
+            && self.ledger.terms(id).is_none()
+        {
+            // Its process has ended, and left messages behind.
+            self.fault(number, Lie::Unknown.to_string(), now);
+            return None;
+        }
+        match (request, role) {
+            (
+                Request::Publish {
+                    request,
+                    publication,
+                },
+                Role::Client(id),
+            ) => {
+                let published = match descriptors.are_foreign {
+                    true => Err(NameError::NotMemory),
+                    false => {
+                        let count = descriptors.count;
+                        self.ledger.publish(id, request, publication, count, now)
+                    }
+                };
+                let kept = published.as_ref().ok().filter(|(_, is_new)| *is_new);
+                let kept = kept.map(|(version, _)| *version);
+                let version = published.map(|(version, _)| version);
+                // After the terms that recall the bytes.
+                let answer = Reply::Published { request, version };
+                self.later.push(Action::Send(number, answer));
+                kept
+            }
+            (Request::Restore(held), Role::Client(id)) => {
+                let version = held.version;
+                let count = descriptors.count;
+                let is_kept =
+                    !descriptors.are_foreign && self.ledger.bring_back(id, held, count, now);
+                let answer = Reply::Restored { version };
+                self.actions.push(Action::Send(number, answer));
+                is_kept.then_some(version)
+            }
+            (request, _) if descriptors.count > 0 => {
+                let reason = format!("descriptors came with {request:?}");
+                self.fault(number, reason, now);
+                None
+            }
+            (request, _) => {
+                self.handle(number, request, now);
+                None
+            }
         }
     }
 
@@ -175,9 +244,12 @@ impl Desk {
         let Connection { process, role, .. } = &self.connections[&number];
         let (process, role) = (*process, *role);
         match (request, role) {
-            (Request::Join { version, .. } | Request::Watch { version, .. }, _)
-                if version != VERSION =>
-            {
+            (
+                Request::Join { version, .. }
+                | Request::Watch { version, .. }
+                | Request::Withdraw { version, .. },
+                _,
+            ) if version != VERSION => {
                 let reason =
                     format!("version {version} of the protocol; this broker has version {VERSION}");
                 self.fault(number, reason, now);
@@ -212,6 +284,39 @@ impl Desk {
                 if let Err(lie) = self.ledger.state(id, statement, now) {
                     self.fault(number, lie.to_string(), now);
                 }
+            }
+            (
+                Request::Attach {
+                    request,
+                    name,
+                    version,
+                    writes,
+                },
+                Role::Client(id),
+            ) => {
+                let memory = self.ledger.attach(id, &name, version, writes);
+                let kept = memory.as_ref().ok().map(|(version, _)| *version);
+                let answer = Reply::Attached { request, memory };
+                self.actions.push(match kept {
+                    Some(version) => Action::Lend(number, answer, version),
+                    None => Action::Send(number, answer),
+                });
+            }
+            (Request::Detach { version }, Role::Client(id)) => {
+                self.ledger.detach(id, version, now);
+            }
+            (
+                Request::Holds {
+                    versions,
+                    unanswered,
+                },
+                Role::Client(id),
+            ) => self.ledger.restate(id, &versions, &unanswered, now),
+            (Request::Withdraw { name, .. }, Role::New { .. }) => {
+                let withdrawn = self.ledger.withdraw(&name, now);
+                self.connections.remove(&number);
+                let answer = Action::Send(number, Reply::Withdrawn(withdrawn));
+                self.actions.extend([answer, Action::Close(number)]);
             }
             (Request::Leave, Role::Client(id)) => {
                 self.ledger.leave(id, now);
@@ -290,6 +395,7 @@ impl Desk {
                     .push(Action::Send(*number, Reply::Terms(terms)));
             }
         }
+        self.actions.append(&mut self.later);
         let version = self.ledger.version();
         for (number, connection) in &mut self.connections {
             if let Role::Watcher { seen, waits } = &mut connection.role

@@ -1,6 +1,6 @@
 //! The entry point of the fuzz target: any messages, from several connections of two processes.
 
-use crate::desk::{Action, Desk, MOST_OF_A_PROCESS};
+use crate::desk::{Action, Descriptors, Desk, MOST_OF_A_PROCESS};
 use crate::ledger::{Ledger, Process};
 use crate::message::{Reply, Request};
 use std::time::Duration;
@@ -36,7 +36,18 @@ pub fn run(data: &[u8]) -> (usize, usize) {
                     desk.connect(number, process(number), now);
                 }
                 match serde_json::from_slice::<Request>(message) {
-                    Ok(request) => desk.receive(number, request, now),
+                    Ok(request) => {
+                        let blocks = match &request {
+                            Request::Publish { publication, .. } => publication.memory.blocks.len(),
+                            Request::Restore(held) => held.memory.blocks.len(),
+                            _ => 0,
+                        };
+                        let descriptors = Descriptors {
+                            count: blocks + usize::from(first & 12 == 12),
+                            are_foreign: first & 12 == 8,
+                        };
+                        desk.receive(number, request, descriptors, now);
+                    }
                     Err(error) => desk.refuse_malformed(number, error.to_string(), now),
                 }
             }
@@ -50,6 +61,7 @@ pub fn run(data: &[u8]) -> (usize, usize) {
         desk.ledger.check().expect("the invariants");
         let figures = desk.ledger.figures();
         let leased: u64 = figures.clients.iter().map(|client| client.lease).sum();
+        let leased = leased + figures.names.iter().map(|name| name.bytes).sum::<u64>();
         assert!(leased <= CAPACITY, "{figures:?}");
     }
     (admitted, terms)

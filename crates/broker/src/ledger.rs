@@ -26,6 +26,10 @@
 //!   use theirs.
 //! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it
 //!   until it speaks; others do without its lease.
+//! - **Names**: memory that is published under a name counts for the name, and not for a client: see the crate's docs.
+//!   Its bytes are taken out of the publisher's lease, in the same step, and the publisher is asked to return as many:
+//!   until it has, they are *moved* bytes, which neither count in its lease nor are recalled for others. Names and
+//!   guarantees together are within the capacity.
 //! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease:
 //!   its process may go on to use the memory, and reconnect.
 //!
@@ -47,6 +51,7 @@
 //! Two processes that each hold memory while they wait for more can deadlock, like two tasks of one pool. The broker
 //! does not resolve that: reserve what a task needs up front, or set a timeout.
 
+use crate::names::{Memory, NameError, NameFigures, NameLimits, Names, Restored};
 use crate::share::{Share, Statement, Terms};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -89,19 +94,31 @@ pub struct Joining {
     pub returned: u64,
 }
 
+/// Memory that a client publishes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Publication {
+    /// Its name.
+    pub name: String,
+    /// Withdraws the memory that has the name, if any has.
+    pub replaces: bool,
+    /// The memory.
+    pub memory: Memory,
+}
+
 /// Why a client is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refused {
-    /// The guarantees together would exceed the capacity.
+    /// The guarantees together would exceed the capacity, or what published memory leaves of it.
     #[error(
-        "a guarantee of {guaranteed} bytes does not fit: {promised} of {capacity} bytes are guaranteed to others; \
-         lower the guarantee, or raise the capacity"
+        "a guarantee of {guaranteed} bytes does not fit: {promised} of {capacity} bytes are guaranteed to others or \
+         published under a name; lower the guarantee, or raise the capacity"
     )]
     Guarantees {
         /// The guarantee that was asked for.
         guaranteed: u64,
-        /// The guarantees of the others together.
+        /// The guarantees of the others, and published memory, together.
         promised: u64,
         /// The capacity.
         capacity: u64,
@@ -236,6 +253,9 @@ pub struct Figures {
     pub free: u64,
     /// Every client, in the order in which they came.
     pub clients: Vec<ClientFigures>,
+    /// The memory that has a name, in the order in which it was published.
+    #[serde(default)]
+    pub names: Vec<NameFigures>,
 }
 
 #[derive(Clone, Debug)]
@@ -246,6 +266,8 @@ struct Client {
     share: Share,
     statement: Statement,
     terms: Terms,
+    /// Bytes that went to names, of those that the client has not returned.
+    moved: u64,
     /// When the need arrived, as a number; `None` if it has none.
     need: Option<u64>,
     /// It has answered a recall with less than was asked for since the last need arrived.
@@ -329,8 +351,18 @@ impl Client {
         }
     }
 
-    fn lease(&self) -> u64 {
+    /// The bytes that the client says are its own. Moved ones are among them until it has returned them.
+    fn unreturned(&self) -> u64 {
         self.terms.granted - self.statement.returned
+    }
+
+    fn lease(&self) -> u64 {
+        self.unreturned() - self.moved
+    }
+
+    /// Bytes that the client has returned, or is to return for a name.
+    fn returned(&self) -> u64 {
+        self.statement.returned + self.moved
     }
 
     /// Bytes above the guarantee.
@@ -351,7 +383,7 @@ impl Client {
     }
 
     fn owes(&self) -> u64 {
-        let owed = self.terms.recalled.saturating_sub(self.statement.returned);
+        let owed = self.terms.recalled.saturating_sub(self.returned());
         owed.min(self.lease())
     }
 
@@ -367,6 +399,7 @@ pub struct Ledger {
     grace: Duration,
     longest_hold: Duration,
     clients: BTreeMap<ClientId, Client>,
+    names: Names,
     /// How long clients took to give memory back for the needs that wait.
     moving: Duration,
     /// The next need waits until holds end.
@@ -390,11 +423,19 @@ impl Ledger {
             moving: Duration::ZERO,
             is_held_up: false,
             clients: BTreeMap::new(),
+            names: Names::new(NameLimits::default()),
             next: 0,
             arrivals: 0,
             head: None,
             version: 0,
         }
+    }
+
+    /// Sets how much memory may have a name, before any has.
+    #[must_use]
+    pub fn with_name_limits(mut self, limits: NameLimits) -> Self {
+        self.names = Names::new(limits);
+        self
     }
 
     /// Returns the capacity in bytes.
@@ -407,15 +448,16 @@ impl Ledger {
         self.version
     }
 
-    /// Counts the lease of a client of an earlier broker, whose process lives.
+    /// Counts the lease of a client of an earlier broker, whose process lives. `moved` of its bytes went to names.
     pub fn restore(
         &mut self,
         key: u64,
         name: String,
         process: Process,
         share: Share,
-        lease: u64,
+        (lease, moved): (u64, u64),
     ) -> ClientId {
+        let moved = moved.min(lease);
         let id = self.add(Client {
             key,
             name,
@@ -424,8 +466,10 @@ impl Ledger {
             statement: Statement::default(),
             terms: Terms {
                 granted: lease,
+                recalled: moved,
                 ..Terms::default()
             },
+            moved,
             need: None,
             is_spent: false,
             asked_since: None,
@@ -476,7 +520,7 @@ impl Ledger {
             return Err(Refused::Share(reason));
         }
         let known = self.clients.iter().find(|(_, client)| client.key == *key);
-        let known = known.map(|(id, client)| (*id, client.process, client.lease()));
+        let known = known.map(|(id, client)| (*id, client.process, client.unreturned()));
         if let Some((_, owner, _)) = known.filter(|(_, owner, _)| *owner != process) {
             return Err(Refused::Key { process: owner.id });
         }
@@ -486,7 +530,7 @@ impl Ledger {
             .filter(|(id, _)| known.is_none_or(|(known, ..)| known != **id));
         let promised: u64 = others
             .map(|(_, client)| client.share.guaranteed)
-            .fold(0, u64::saturating_add);
+            .fold(self.names.bytes(), u64::saturating_add);
         // A lower capacity may not cover the guarantees of an earlier broker. That is no reason to refuse others.
         let is_covered = promised.saturating_add(share.guaranteed) <= self.capacity;
         if share.guaranteed > 0 && !is_covered {
@@ -511,6 +555,11 @@ impl Ledger {
         let number = earlier
             .as_ref()
             .map_or(0, |(_, client)| client.terms.number);
+        // What it has returned since then was returned for names first.
+        let moved = earlier.as_ref().map_or(0, |(_, client)| {
+            let since = client.unreturned() - claimed;
+            client.moved.saturating_sub(since)
+        });
         let client = Client {
             key: *key,
             name: name.clone(),
@@ -526,9 +575,10 @@ impl Ledger {
                 number: number + 1,
                 heard: 0,
                 granted: *granted,
-                recalled: *returned,
+                recalled: *returned + moved,
                 is_binding: false,
             },
+            moved,
             need: None,
             is_spent: false,
             asked_since: None,
@@ -574,9 +624,9 @@ impl Ledger {
             return Err(Lie::Answered { answered, latest });
         }
         // A client that asks for more gets its limit. Its need and a recall may have crossed on the way.
-        statement.needs = statement
-            .needs
-            .min(returned.saturating_add(client.share.limit));
+        client.moved = client.moved.saturating_sub(returned - before);
+        let gone = returned.saturating_add(client.moved);
+        statement.needs = statement.needs.min(gone.saturating_add(client.share.limit));
         let took = statement
             .returning
             .saturating_sub(client.statement.returning);
@@ -624,9 +674,9 @@ impl Ledger {
         client.hold = None;
         client.need = None;
         client.asked_since = None;
-        client.terms.recalled = client.statement.returned;
+        client.terms.recalled = client.returned();
         client.terms.is_binding = false;
-        if client.lease() == 0 {
+        if client.unreturned() == 0 && !self.names.is_holder(client.key) {
             self.clients.remove(&id);
         }
         self.settle(now);
@@ -634,25 +684,31 @@ impl Ledger {
 
     /// Notes that a client holds nothing any more, whatever it was granted.
     pub fn leave(&mut self, id: ClientId, now: Duration) {
-        self.clients.remove(&id);
+        self.remove(|other, _| other == id);
         self.settle(now);
+    }
+
+    /// Removes clients, and what they hold.
+    fn remove(&mut self, is_meant: impl Fn(ClientId, &Client) -> bool) {
+        let Self { clients, names, .. } = self;
+        clients.retain(|id, client| {
+            let stays = !is_meant(*id, client);
+            if !stays {
+                names.forget(client.key);
+            }
+            stays
+        });
     }
 
     /// Notes that a process ended, and that the driver has its memory back.
     pub fn exit(&mut self, process: Process, now: Duration) {
-        self.clients.retain(|_, client| client.process != process);
+        self.remove(|_, client| client.process == process);
         self.settle(now);
     }
 
     /// Frees the lease of one client that is not connected, where nothing tells when its process ends.
     pub fn forget(&mut self, id: ClientId, now: Duration) {
-        if self
-            .clients
-            .get(&id)
-            .is_some_and(|client| !client.is_connected)
-        {
-            self.clients.remove(&id);
-        }
+        self.remove(|other, client| other == id && !client.is_connected);
         self.settle(now);
     }
 
@@ -705,11 +761,12 @@ impl Ledger {
         self.capacity.saturating_sub(self.leased())
     }
 
+    /// Returns the bytes of all leases, and of all names.
     fn leased(&self) -> u64 {
         self.clients
             .values()
             .map(Client::lease)
-            .fold(0, u64::saturating_add)
+            .fold(self.names.bytes(), u64::saturating_add)
     }
 
     /// Returns the figures for display.
@@ -736,11 +793,12 @@ impl Ledger {
             capacity: self.capacity,
             free: self.free(),
             clients: self.clients.iter().map(figures).collect(),
+            names: self.names.figures(),
         }
     }
 
-    /// Returns the leases to record for the next broker.
-    pub fn leases(&self) -> impl Iterator<Item = (u64, &str, Process, Share, u64)> {
+    /// Returns the leases to record for the next broker, each with the bytes of it that went to names.
+    pub fn leases(&self) -> impl Iterator<Item = (u64, &str, Process, Share, (u64, u64))> {
         let clients = self.clients.values();
         clients.map(|client| {
             (
@@ -748,9 +806,125 @@ impl Ledger {
                 &*client.name,
                 client.process,
                 client.share,
-                client.lease(),
+                (client.unreturned(), client.moved),
             )
         })
+    }
+
+    /// Publishes memory of a client: its bytes go from the client's lease to the name, and the client is asked to return
+    /// them. `request` is a number of the client's for this publication; the same one again changes nothing. Returns the
+    /// version, and whether to keep the descriptors.
+    ///
+    /// # Errors
+    /// Returns why nothing was published, which leaves the client's lease as it is.
+    pub fn publish(
+        &mut self,
+        id: ClientId,
+        request: u64,
+        publication: Publication,
+        descriptors: usize,
+        now: Duration,
+    ) -> Result<(u64, bool), NameError> {
+        let client = self.clients.get(&id).expect("the client is known");
+        let (key, lease) = (client.key, client.lease());
+        if let Some(version) = self.names.made_by((key, request)) {
+            return Ok((version, self.names.publish_again(version, key)));
+        }
+        let Publication {
+            name,
+            replaces,
+            memory,
+        } = publication;
+        let bytes = self.names.check(&name, replaces, &memory, descriptors)?;
+        if bytes > lease {
+            return Err(NameError::NotLeased { bytes, lease });
+        }
+        let guarantees = self.clients.values().map(|client| client.share.guaranteed);
+        let (promised, named) = (guarantees.fold(0, u64::saturating_add), self.names.bytes());
+        let all = promised.saturating_add(named).saturating_add(bytes);
+        if promised > 0 && all > self.capacity {
+            return Err(NameError::Guaranteed {
+                bytes,
+                promised,
+                named,
+                capacity: self.capacity,
+            });
+        }
+        let version = self.names.publish((key, request), name, memory);
+        let client = self.clients.get_mut(&id).expect("the client is known");
+        client.moved += bytes;
+        self.settle(now);
+        Ok((version, true))
+    }
+
+    /// Has a client hold the memory of a name. Returns its version.
+    ///
+    /// # Errors
+    /// Returns why the client cannot have it.
+    pub fn attach(
+        &mut self,
+        id: ClientId,
+        name: &str,
+        version: Option<u64>,
+        writes: bool,
+    ) -> Result<(u64, Memory), NameError> {
+        let key = self.clients[&id].key;
+        self.version += 1;
+        self.names.attach(key, name, version, writes)
+    }
+
+    /// Notes that a client has unmapped the memory of a version, once. Does nothing if the client does not hold it: a broker
+    /// without a record may not know the version.
+    pub fn detach(&mut self, id: ClientId, version: u64, now: Duration) {
+        self.names.detach(self.clients[&id].key, version);
+        self.settle(now);
+    }
+
+    /// Notes which versions a client that came back holds, and how often: these, and those of the publications that it
+    /// will repeat.
+    pub fn restate(
+        &mut self,
+        id: ClientId,
+        held: &[(u64, u32)],
+        unanswered: &[u64],
+        now: Duration,
+    ) {
+        self.names.restate(self.clients[&id].key, held, unanswered);
+        self.settle(now);
+    }
+
+    /// Takes the descriptors of a version from a client that came back. Returns whether to keep them.
+    pub fn bring_back(
+        &mut self,
+        id: ClientId,
+        held: Restored,
+        descriptors: usize,
+        now: Duration,
+    ) -> bool {
+        let (key, free) = (self.clients[&id].key, self.free());
+        let is_new = self.names.restore(key, held, descriptors, free);
+        self.settle(now);
+        is_new
+    }
+
+    /// Makes a name lead to nothing. Clients that hold its memory keep it, and its bytes count until they have let go.
+    ///
+    /// # Errors
+    /// Returns an error if nothing has that name.
+    pub fn withdraw(&mut self, name: &str, now: Duration) -> Result<NameFigures, NameError> {
+        let withdrawn = self.names.withdraw(name)?;
+        self.settle(now);
+        Ok(withdrawn)
+    }
+
+    /// Returns the names, for the record of the broker.
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Returns the names, to take the record of an earlier broker.
+    pub(crate) fn names_mut(&mut self) -> &mut Names {
+        &mut self.names
     }
 
     /// Meets the needs that can be met, and recalls memory for the next one.
@@ -861,18 +1035,11 @@ impl Ledger {
             .values_mut()
             .filter(|client| client.is_connected)
         {
-            let Client {
-                terms,
-                statement,
-                share,
-                ..
-            } = client;
-            let wished = statement.wishes.saturating_sub(terms.granted);
-            let room = share
-                .limit
-                .saturating_sub(terms.granted - statement.returned);
+            let wished = client.statement.wishes;
+            let wished = wished.saturating_sub(client.terms.granted);
+            let room = client.share.limit.saturating_sub(client.lease());
             let given = wished.min(room).min(free);
-            statement.wishes = 0;
+            client.statement.wishes = 0;
             if given > 0 {
                 free -= given;
                 client.terms.granted += given;
@@ -923,7 +1090,7 @@ impl Ledger {
         };
         for (id, client) in &mut self.clients {
             let asked = soft.get(id).or(binding.get(id)).copied().unwrap_or(0);
-            let recalled = client.statement.returned + asked;
+            let recalled = client.returned() + asked;
             let is_binding = binding.contains_key(id) && asked > 0;
             let is_same = client.terms.recalled.max(client.statement.returned) == recalled
                 && client.terms.is_binding == is_binding;
@@ -975,10 +1142,14 @@ impl Ledger {
                     client.share
                 ));
             }
+            if client.moved > client.unreturned() {
+                return Err(format!("more of {id:?} went to names than it has"));
+            }
             if client.need.is_some() && client.lacks() == 0 {
                 return Err(format!("{id:?} waits for nothing"));
             }
         }
+        self.names.check_invariants()?;
         if self.is_held_up && self.next_time().is_none() {
             return Err("a need waits for holds that no time ends".into());
         }

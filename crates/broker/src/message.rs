@@ -1,11 +1,12 @@
 //! The messages between broker and clients: each is one frame of a private socket, see the crate `weirpool-wire`.
 
-use crate::ledger::{Figures, Joining, Refused};
+use crate::ledger::{Figures, Joining, Publication, Refused};
+use crate::names::{Memory, NameError, NameFigures, Restored};
 use crate::share::{Statement, Terms};
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol. A client of another version is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A message of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +29,45 @@ pub enum Request {
         version: u32,
         /// The version of the figures that the watcher has; `None` for none.
         seen: Option<u64>,
+    },
+    /// Publishes memory, with a descriptor for each block beside the message.
+    Publish {
+        /// A number that the client chooses, and uses again only to repeat the request on another connection.
+        request: u64,
+        /// The memory.
+        publication: Publication,
+    },
+    /// Asks for the memory of a name.
+    Attach {
+        /// A number that the client chooses.
+        request: u64,
+        /// The name.
+        name: String,
+        /// The version, if it has to be that one.
+        version: Option<u64>,
+        /// Whether the client writes the memory.
+        writes: bool,
+    },
+    /// The client has unmapped a version that it attached or published, once.
+    Detach {
+        /// The version.
+        version: u64,
+    },
+    /// A client that came back holds these versions, each so many times, and those of its unanswered publications.
+    Holds {
+        /// The versions.
+        versions: Vec<(u64, u32)>,
+        /// The numbers of the publications that it will repeat.
+        unanswered: Vec<u64>,
+    },
+    /// One of these versions, for a broker that may not have it, with a descriptor for each block.
+    Restore(Restored),
+    /// Makes a name lead to nothing. Needs no lease.
+    Withdraw {
+        /// [`VERSION`].
+        version: u32,
+        /// The name.
+        name: String,
     },
 }
 
@@ -57,4 +97,25 @@ pub enum Reply {
         /// The figures.
         figures: Figures,
     },
+    /// The answer to a publication: its version. Terms that recall its bytes from the client precede it.
+    Published {
+        /// The number of the request.
+        request: u64,
+        /// The version.
+        version: Result<u64, NameError>,
+    },
+    /// The memory of a name, with a descriptor for each block beside the message.
+    Attached {
+        /// The number of the request.
+        request: u64,
+        /// The version, and its memory.
+        memory: Result<(u64, Memory), NameError>,
+    },
+    /// A version that the client brought back was taken, or is known.
+    Restored {
+        /// The version.
+        version: u64,
+    },
+    /// The name leads to nothing; the connection ends.
+    Withdrawn(Result<NameFigures, NameError>),
 }

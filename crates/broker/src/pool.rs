@@ -1,6 +1,6 @@
 //! A pool whose capacity a broker leases: the options, and the client as the pool's source of capacity.
 
-use crate::client::{Client, ClientConfig, ClientError, Reader, Tenant};
+use crate::client::{Client, ClientConfig, ClientError, Names, Reader, Tenant};
 use crate::share::Share;
 use std::error::Error;
 use std::fmt;
@@ -57,6 +57,12 @@ pub fn lease_capacity(builder: PoolBuilder, options: impl Into<BrokerOptions>) -
 pub fn lease_of(pool: &Pool) -> Option<BrokerLease> {
     let source: &dyn std::any::Any = pool.inspect().capacity_source()?;
     Some(source.downcast_ref::<Leased>()?.figures())
+}
+
+/// Returns the names of the broker that leases the capacity of a pool, if one does: for memory that outlives its process.
+pub fn names_of(pool: &Pool) -> Option<Names> {
+    let source: &dyn std::any::Any = pool.inspect().capacity_source()?;
+    Some(source.downcast_ref::<Leased>()?.client().names())
 }
 
 /// How a pool takes part in the capacity that a broker leases, for [`lease_capacity`]. A path is one with the defaults.

@@ -7,6 +7,12 @@
 //! back, unless another process holds the same files: a child that inherited them, or an importer of exported memory,
 //! which counts for the importer. The end of a connection says nothing of that kind.
 //!
+//! # Descriptors
+//!
+//! Published memory is a file descriptor for each block, which the broker keeps and lends, and never opens a device for.
+//! Which kind of file a descriptor of the driver is depends on the driver. So only those are refused that no driver
+//! gives out: a process that attaches other memory than it was promised is told so by its own driver.
+//!
 //! # Restart
 //!
 //! Before a change is sent, the leases are written to a file beside the socket. A broker that starts reads it, and
@@ -14,9 +20,10 @@
 //! and state their leases, which cannot exceed the recorded ones. The file is private, since it holds the keys of clients:
 //! see [`weirpool_wire::private`].
 
-use crate::desk::{Action, Desk, MOST_OF_A_PROCESS};
+use crate::desk::{Action, Descriptors, Desk, MOST_OF_A_PROCESS};
 use crate::ledger::{Ledger, Process, Refused};
 use crate::message::{Reply, Request};
+use crate::names::{NameLimits, Version};
 use crate::share::Share;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -26,7 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -49,6 +56,8 @@ pub struct BrokerConfig {
     pub longest_hold: Duration,
     /// The most connections of one process, and the most leases: one process cannot keep the others out. Default: 32.
     pub most_of_a_process: usize,
+    /// How much memory may be published under a name.
+    pub names: NameLimits,
 }
 
 /// The longest grace period and the longest hold that a broker takes: 30 days.
@@ -66,6 +75,7 @@ impl BrokerConfig {
             grace: Duration::from_secs(1),
             longest_hold: Duration::from_secs(1),
             most_of_a_process: MOST_OF_A_PROCESS,
+            names: NameLimits::default(),
         }
     }
 
@@ -123,6 +133,15 @@ struct Recorded {
     process: Process,
     share: Share,
     lease: u64,
+    moved: u64,
+}
+
+/// All that the next broker has to know.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    leases: Vec<Recorded>,
+    /// The number of the next version, and the versions that count.
+    names: (u64, Vec<(u64, Version)>),
 }
 
 #[derive(Debug)]
@@ -141,6 +160,8 @@ pub struct Broker {
     recorded: Vec<u8>,
     stop: Arc<OwnedFd>,
     peers: BTreeMap<u64, Peer>,
+    /// The descriptors of published memory, by version.
+    memory: BTreeMap<u64, Vec<Arc<OwnedFd>>>,
     /// Processes with a lease or a connection. The descriptor is readable once the process has ended.
     processes: BTreeMap<Process, OwnedFd>,
     next: u64,
@@ -204,13 +225,16 @@ impl Broker {
             grace,
             longest_hold,
             most_of_a_process,
+            names,
         } = config;
         // First: another broker may run, and write the record.
         let listener = Listener::bind(&socket, Allowed::own())?;
         let record = record_of(&socket);
-        let mut ledger = Ledger::new(capacity, grace, longest_hold);
+        let mut ledger = Ledger::new(capacity, grace, longest_hold).with_name_limits(names);
         let mut processes = BTreeMap::new();
-        for recorded in read_record(&record)? {
+        let earlier = read_record(&record)?;
+        let mut living = BTreeSet::new();
+        for recorded in earlier.leases {
             let process = recorded.process;
             let pidfd = open_process(process).map_err(|error| BrokerError::Io {
                 path: record.clone(),
@@ -222,12 +246,16 @@ impl Broker {
                     name,
                     share,
                     lease,
+                    moved,
                     ..
                 } = recorded;
-                ledger.restore(key, name, process, share, lease);
+                ledger.restore(key, name, process, share, (lease, moved));
                 processes.insert(process, pidfd);
+                living.insert(key);
             }
         }
+        let lives = |key| living.contains(&key);
+        ledger.names_mut().take_record(earlier.names, lives);
         let stop = eventfd(0, EventfdFlags::CLOEXEC);
         let stop = stop.map_err(|error| BrokerError::Io {
             path: socket.clone(),
@@ -241,6 +269,7 @@ impl Broker {
             recorded: Vec::new(),
             stop: Arc::new(stop),
             peers: BTreeMap::new(),
+            memory: BTreeMap::new(),
             processes,
             next: 0,
             since: Instant::now(),
@@ -404,7 +433,16 @@ impl Broker {
             return;
         };
         match peer.connection.try_receive::<Request>() {
-            Ok((request, _)) => self.desk.receive(number, request, now),
+            Ok((request, descriptors)) => {
+                let facts = Descriptors {
+                    count: descriptors.len(),
+                    are_foreign: !descriptors.iter().all(could_be_memory),
+                };
+                if let Some(version) = self.desk.receive(number, request, facts, now) {
+                    let kept = descriptors.into_iter().map(Arc::new).collect();
+                    self.memory.insert(version, kept);
+                }
+            }
             Err(Error::Empty) => {}
             Err(
                 error @ (Error::Malformed(_) | Error::TooLong { .. } | Error::TooManyDescriptors),
@@ -431,13 +469,19 @@ impl Broker {
             }
             for action in actions {
                 match action {
-                    Action::Send(number, reply) => self.send(number, &reply),
+                    Action::Send(number, reply) => self.send(number, &reply, &[]),
+                    Action::Lend(number, reply, version) => {
+                        let borrowed = self.memory.get(&version).cloned().unwrap_or_default();
+                        self.send(number, &reply, &borrowed);
+                    }
                     Action::Close(number) => {
                         self.peers.remove(&number);
                     }
                 }
             }
         }
+        let names = self.desk.ledger.names();
+        self.memory.retain(|version, _| names.is_kept(*version));
         let leases = self.desk.ledger.leases().map(|(_, _, process, ..)| process);
         let connected = self.peers.values().map(|peer| peer.process);
         let known: BTreeSet<Process> = leases.chain(connected).collect();
@@ -447,9 +491,13 @@ impl Broker {
 
     /// Sends without waiting. A peer that does not read its messages is disconnected: a client of this protocol never
     /// has more than a few messages on the way.
-    fn send(&mut self, number: u64, reply: &Reply) {
+    fn send(&mut self, number: u64, reply: &Reply, borrowed: &[Arc<OwnedFd>]) {
         let peer = self.peers.get(&number);
-        let sent = peer.map(|peer| peer.connection.try_send(reply, &[]));
+        let borrowed: Vec<_> = borrowed
+            .iter()
+            .map(|descriptor| descriptor.as_fd())
+            .collect();
+        let sent = peer.map(|peer| peer.connection.try_send(reply, &borrowed));
         if let Some(Err(_)) = sent {
             self.end(number);
         }
@@ -457,15 +505,19 @@ impl Broker {
 
     fn write_record(&mut self) -> Result<(), BrokerError> {
         let leases = self.desk.ledger.leases();
-        let leases = leases.map(|(key, name, process, share, lease)| Recorded {
+        let leases = leases.map(|(key, name, process, share, (lease, moved))| Recorded {
             key,
             name: name.to_owned(),
             process,
             share,
             lease,
+            moved,
         });
-        let record =
-            serde_json::to_vec(&leases.collect::<Vec<_>>()).expect("a record has string keys");
+        let record = Record {
+            leases: leases.collect(),
+            names: self.desk.ledger.names().record(),
+        };
+        let record = serde_json::to_vec(&record).expect("a record has string keys");
         if record == self.recorded {
             return Ok(());
         }
@@ -477,9 +529,21 @@ impl Broker {
     }
 }
 
-fn read_record(path: &Path) -> Result<Vec<Recorded>, BrokerError> {
+/// Returns whether a descriptor could be that of memory of a device.
+fn could_be_memory(descriptor: &OwnedFd) -> bool {
+    use rustix::fs::FileType;
+    let kind = rustix::fs::fstat(descriptor).map(|state| FileType::from_raw_mode(state.st_mode));
+    kind.is_ok_and(|kind| {
+        !matches!(
+            kind,
+            FileType::Socket | FileType::Fifo | FileType::Directory
+        )
+    })
+}
+
+fn read_record(path: &Path) -> Result<Record, BrokerError> {
     let Some(bytes) = weirpool_wire::private::read(path, MOST_RECORDED)? else {
-        return Ok(Vec::new());
+        return Ok(Record::default());
     };
     serde_json::from_slice(&bytes).map_err(|error| BrokerError::Record {
         path: path.to_owned(),

@@ -1,6 +1,6 @@
 //! The broker of one GPU, and a view of it.
 
-use crate::options::{Broker as BrokerCommand, Top};
+use crate::options::{Broker as BrokerCommand, BrokerAction, DropName, Serving, Top};
 use crate::output;
 use crate::units::{binary_bytes, printable};
 use anyhow::Context;
@@ -9,17 +9,47 @@ use signal_hook::iterator::Signals;
 use std::fmt::Write;
 use std::io::{IsTerminal, stdout};
 use std::thread;
+use std::time::Duration;
 use weirpool_broker::ledger::{ClientFigures, Figures, Standing};
+use weirpool_broker::names::{NameFigures, NameStanding};
 use weirpool_broker::{Broker, BrokerConfig, Watch};
 
-/// Serves until a signal ends it: SIGINT or SIGTERM.
-pub(crate) fn serve(options: &BrokerCommand) -> anyhow::Result<()> {
+/// Serves until a signal ends it, SIGINT or SIGTERM; or takes a name away from a broker that runs.
+pub(crate) fn broker(command: &BrokerCommand) -> anyhow::Result<()> {
+    match (&command.action, &command.serving) {
+        (Some(BrokerAction::Drop(options)), _) => withdraw(options),
+        (None, Some(options)) => serve(options),
+        (None, None) => unreachable!("the command line requires one of them"),
+    }
+}
+
+fn withdraw(options: &DropName) -> anyhow::Result<()> {
+    let patience = Duration::from_secs(5);
+    let dropped = weirpool_broker::withdraw(&options.socket, &options.name, patience)??;
+    let bytes = binary_bytes(dropped.bytes);
+    let rest = match dropped.clients {
+        0 => "its memory is free".to_owned(),
+        clients => {
+            format!("{clients} processes have its memory mapped, and keep it until they let go")
+        }
+    };
+    output::note(format_args!(
+        "version {} of {bytes} has no name any more; {rest}",
+        dropped.version
+    ));
+    Ok(())
+}
+
+fn serve(options: &Serving) -> anyhow::Result<()> {
     let capacity = options.capacity;
-    let config = BrokerConfig {
+    let mut config = BrokerConfig {
         grace: options.grace,
         longest_hold: options.longest_hold,
         ..BrokerConfig::new(&options.socket, capacity)
     };
+    if let Some(bytes) = options.named {
+        config.names.bytes = bytes;
+    }
     check_capacity(options.device, capacity)?;
     // Before the socket is there: a signal from now on ends the broker in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("no signals can be received")?;
@@ -82,6 +112,7 @@ fn table(figures: &Figures) -> String {
         capacity,
         free,
         clients,
+        names,
         ..
     } = figures;
     let (capacity, free) = (binary_bytes(*capacity), binary_bytes(*free));
@@ -103,7 +134,33 @@ fn table(figures: &Figures) -> String {
     });
     let _ = writeln!(text, "{:>9}", "waiting");
     clients.iter().for_each(|client| row(&mut text, client));
+    if !names.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{:>8}  {:<20}{:>12}{:>12}{:>12}",
+            "version", "published as", "memory", "blocks", "mapped by"
+        );
+        names.iter().for_each(|name| named_row(&mut text, name));
+    }
     text
+}
+
+fn named_row(text: &mut String, named: &NameFigures) {
+    let name: String = printable(&named.name).chars().take(20).collect();
+    let standing = match (named.standing, named.is_writable) {
+        (NameStanding::Withdrawn, _) => "  has no name any more",
+        (NameStanding::Lost, _) => "  waits for a process that has it",
+        (_, true) => "  may be written",
+        _ => "",
+    };
+    let _ = writeln!(
+        text,
+        "{:>8}  {name:<20}{:>12}{:>12}{:>12}{standing}",
+        named.version,
+        binary_bytes(named.bytes),
+        named.blocks,
+        named.clients,
+    );
 }
 
 fn row(text: &mut String, client: &ClientFigures) {

@@ -12,6 +12,7 @@
 //! weirpool broker --capacity 70GiB --socket /run/user/1000/gpu0.sock
 //! weirpool top --socket /run/user/1000/gpu0.sock
 //! weirpool run --limit 8GiB -- ./program
+//! weirpool broker drop llama --socket /run/user/1000/gpu0.sock
 //! weirpool load http://127.0.0.1:8080 --rate 100 --duration 30s
 //! ```
 //!
@@ -73,7 +74,7 @@ pub fn main() -> ExitCode {
         #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
         Command::Run(options) => run::run(&options),
         #[cfg(target_os = "linux")]
-        Command::Broker(options) => broker::serve(&options),
+        Command::Broker(options) => broker::broker(&options),
         #[cfg(target_os = "linux")]
         Command::Top(options) => broker::top(&options),
     };

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use weirpool::{Pool, device::sim::SimDevice};
 use weirpool_broker::desk::MOST_CONNECTIONS;
-use weirpool_broker::{BrokerOptions, lease_capacity};
+use weirpool_broker::ledger::Publication;
+use weirpool_broker::names::{Extent, Memory};
+use weirpool_broker::{BrokerOptions, lease_capacity, names_of};
 use weirpool_wire::{Allowed, Connection, Listener};
 
 struct Folder(PathBuf);
@@ -104,6 +106,69 @@ fn top_shows_what_the_broker_leases_until_a_signal() {
     let mut broker = start(&socket);
     let shown = String::from_utf8(top(&["top", "--once"], &socket).stdout).unwrap();
     assert!(shown.contains("48.0 MiB free"), "{shown}");
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+}
+
+#[test]
+fn published_memory_is_shown_and_dropped() {
+    let folder = Folder::new("named");
+    let socket = folder.0.join("gpu0");
+    let mut broker = start(&socket);
+    let options = BrokerOptions::new(&*socket).headroom(0);
+    let builder = Pool::builder(SimDevice::new()).chunk_bytes(2 << 20);
+    let pool = lease_capacity(builder, options).build().unwrap();
+    let stream = pool.create_stream().unwrap();
+    let block = pool.allocate(&stream, 16 << 20).blocking().unwrap();
+    // The broker knows memory by its descriptor alone.
+    let descriptor = std::fs::File::open("/dev/null").unwrap().into();
+    let publication = Publication {
+        name: "llama".into(),
+        replaces: false,
+        memory: Memory {
+            device: "0".into(),
+            is_writable: false,
+            blocks: vec![Extent {
+                bytes: 12 << 20,
+                length: 1,
+            }],
+        },
+    };
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let names = names_of(&pool).unwrap();
+    names.publish(publication, vec![descriptor], move |held| {
+        let _ = sender.send(held);
+    });
+    let held = receiver.recv().unwrap().unwrap();
+    let shown = || String::from_utf8(top(&["top", "--once"], &socket).stdout).unwrap();
+    let named = shown();
+    let row = named.lines().find(|line| line.contains("llama")).unwrap();
+    let columns: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(columns, ["1", "llama", "12.0", "MiB", "1", "1"], "{named}");
+    assert!(named.contains("published as"), "{named}");
+    let drop_name = |name| {
+        let output = top(&["broker", "drop", name], &socket);
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let (status, message) = drop_name("bert");
+    assert!(
+        status == Some(1) && message.contains("nothing is published as \"bert\""),
+        "{message}"
+    );
+    let (status, message) = drop_name("llama");
+    assert!(
+        status == Some(0) && message.contains("1 processes have"),
+        "{message}"
+    );
+    let left = shown();
+    assert!(left.contains("has no name any more"), "{left}");
+    drop((held, block));
+    while shown().contains("published as") {}
+    let usage = weirpool(&["broker"], &socket).output().unwrap();
+    assert_eq!(usage.status.code(), Some(2));
     broker.kill().unwrap();
     broker.wait().unwrap();
 }

@@ -13,7 +13,7 @@ use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
-    AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId,
+    Access, AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId,
     DriverPools, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, RawEvent, RawStream,
     Transfer, WatchId,
 };
@@ -165,7 +165,7 @@ unsafe impl Device for CudaDevice {
 
     unsafe fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
         // SAFETY: the caller's guarantee.
-        unsafe { self.map_memory(address, chunk, bytes) }
+        unsafe { self.map_memory(address, chunk, bytes, Access::ReadWrite) }
     }
 
     unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {

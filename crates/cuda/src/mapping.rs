@@ -78,11 +78,6 @@ pub(super) fn shareable_properties(
     properties
 }
 
-/// Describes the right to read and write, from a location.
-fn access(location: MemoryLocation) -> MaybeUninit<sys::CUmemAccessDesc> {
-    access_with(location, Access::ReadWrite)
-}
-
 /// Describes rights, from a location.
 pub(super) fn access_with(
     location: MemoryLocation,
@@ -110,6 +105,7 @@ pub(super) struct Mapping<'a> {
     pub(super) bytes: u64,
     pub(super) chunk: Chunk,
     pub(super) accessors: &'a [MemoryLocation],
+    pub(super) rights: Access,
 }
 
 /// The calls that map memory: those of the driver, or in a test those of a mapper that fails.
@@ -149,7 +145,9 @@ unsafe impl Mapper for Driver {
     }
 
     unsafe fn allow(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError> {
-        let rights: Vec<_> = mapping.accessors.iter().copied().map(access).collect();
+        let accessors = mapping.accessors.iter();
+        let rights = accessors.map(|location| access_with(*location, mapping.rights));
+        let rights: Vec<_> = rights.collect();
         let size = mapping.bytes as usize;
         // SAFETY: the caller's contract is that of the driver call; `rights` has the given length.
         check(self.0, unsafe {
@@ -242,6 +240,7 @@ mod tests {
             bytes: 2 << 20,
             chunk: Chunk(1),
             accessors: &[MemoryLocation::Device(0)],
+            rights: Access::ReadWrite,
         };
         // SAFETY: it maps nothing.
         let made = unsafe { mapping.make(driver) };
@@ -288,6 +287,7 @@ mod tests {
                 bytes,
                 chunk,
                 accessors: &[MemoryLocation::Device(i32::MAX)],
+                rights: Access::ReadWrite,
             };
             // SAFETY: the range was just reserved, or unmapped, and the chunk is not mapped.
             let refused = unsafe { inaccessible.make(&Driver("map")) };
@@ -295,7 +295,9 @@ mod tests {
             drop(visit);
             // SAFETY: the range is reserved, and neither it nor the chunk is mapped; no work uses it.
             unsafe {
-                device.map_memory(address, chunk, bytes).unwrap();
+                device
+                    .map_memory(address, chunk, bytes, Access::ReadWrite)
+                    .unwrap();
                 device.unmap_memory(address, bytes).unwrap();
             }
         }

@@ -7,7 +7,7 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
 #[cfg(doc)]
 use weirpool_device::Device;
-use weirpool_device::{Chunk, DeviceError, DeviceErrorKind};
+use weirpool_device::{Access, Chunk, DeviceError, DeviceErrorKind};
 
 /// Asks the driver for the granularity of virtual memory, in bytes.
 pub(super) fn granularity(context: &CudaContext) -> Result<u64, DeviceError> {
@@ -90,6 +90,7 @@ impl CudaDevice {
         address: u64,
         chunk: Chunk,
         bytes: u64,
+        rights: Access,
     ) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("map")?;
         let mapping = Mapping {
@@ -97,6 +98,7 @@ impl CudaDevice {
             bytes,
             chunk,
             accessors: &[MemoryLocation::of(&self.inner.context)],
+            rights,
         };
         // SAFETY: the range is reserved, and neither it nor the chunk is mapped, as the caller guarantees.
         unsafe { mapping.make(&Driver("map")) }

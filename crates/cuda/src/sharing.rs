@@ -6,7 +6,7 @@ use super::mapping::{MemoryLocation, shareable_properties};
 use cudarc::driver::sys::{self, CUmemAllocationHandleType};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, Sharing};
+use weirpool_device::{Access, Chunk, DeviceError, DeviceErrorKind, Sharing};
 
 pub(super) const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -70,5 +70,15 @@ unsafe impl Sharing for CudaDevice {
         // The driver keeps its own reference to the memory.
         check("import", result)?;
         Ok(Chunk(handle))
+    }
+
+    unsafe fn map_read_only(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.map_memory(address, chunk, bytes, Access::Read) }
     }
 }

@@ -90,6 +90,7 @@ impl Stage {
             bytes: size as u64,
             chunk: Chunk(handle),
             accessors: &[MemoryLocation::of(context), host],
+            rights: weirpool_device::Access::ReadWrite,
         };
         let mapped = check("copy", reserved).and_then(|()| {
             // SAFETY: the range was just reserved and has nothing mapped, and the chunk is not mapped.

@@ -39,4 +39,18 @@ pub unsafe trait Sharing {
     /// Returns [`InvalidArgument`](crate::DeviceErrorKind::InvalidArgument) if the descriptor is not such a chunk, or
     /// any other error of the device. Nothing is imported then.
     fn import(&self, descriptor: OwnedFd, bytes: u64) -> Result<Chunk, DeviceError>;
+
+    /// Maps a chunk like [`map`](crate::Device::map), for reading: work of the device that writes there fails. Can wait.
+    ///
+    /// # Errors
+    /// Returns the errors of `map`.
+    ///
+    /// # Safety
+    /// As for `map`.
+    unsafe fn map_read_only(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        bytes: u64,
+    ) -> Result<(), DeviceError>;
 }

@@ -144,7 +144,7 @@ impl Engine {
     }
 
     /// Informs the checker before the call that releases memory. After the call the addresses may have another owner.
-    fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
+    pub(super) fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
         if let Some(present) = self.locked().judge() {
             judge(present);
         }

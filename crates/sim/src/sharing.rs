@@ -122,4 +122,20 @@ unsafe impl Sharing for SimDevice {
         )?;
         Ok(Chunk(chunk))
     }
+
+    unsafe fn map_read_only(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        self.engine.memory_call(
+            Call::Map,
+            |_| bytes,
+            |space| space.map_read_only(address, chunk.0, bytes),
+        )?;
+        self.engine
+            .judge_before(|judge| judge.mapped(address, bytes));
+        Ok(())
+    }
 }

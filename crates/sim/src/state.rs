@@ -182,7 +182,8 @@ impl State {
     fn expect_mapped(&mut self) {
         for access in self.schedule.take_touched() {
             let (address, bytes) = (access.address.to_bits(), access.bytes);
-            if let Err(illegal) = self.space.expect_mapped(address, bytes) {
+            let writes = access.kind != crate::operation::AccessKind::Read;
+            if let Err(illegal) = self.space.expect_mapped(address, bytes, writes) {
                 let reason = format!("illegal address: an operation at {illegal}");
                 self.break_device(reason.into());
             }

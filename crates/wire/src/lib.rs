@@ -32,8 +32,8 @@ pub use error::Error;
 pub use listener::Listener;
 pub use peer::Peer;
 
-/// The largest frame in bytes: 64 KiB.
-pub const MAX_FRAME: usize = 64 << 10;
+/// The largest frame in bytes: 96 KiB.
+pub const MAX_FRAME: usize = 96 << 10;
 
 /// The most file descriptors of one frame. Linux allows 253.
 pub const MAX_DESCRIPTORS: usize = 64;

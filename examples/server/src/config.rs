@@ -78,6 +78,9 @@ pub struct Config {
     pub sleep_after: Option<Duration>,
     /// The socket of a broker that leases the memory to several servers (`weirpool broker`).
     pub broker: Option<PathBuf>,
+    /// The name under which the broker keeps the weights, for the next server to attach them: a server that is started again
+    /// loads nothing. Default: none.
+    pub publish: Option<String>,
     /// The largest body of a request.
     pub body_limit: ByteSize,
     /// How long a client may take to send a request, and to accept a part of an answer.
@@ -313,6 +316,10 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broker: Option<PathBuf>,
+    /// The name under which the broker keeps the weights: a server that is started again attaches them, and loads nothing.
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub publish: Option<String>,
     /// The largest body of a request [default: 1MiB].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -395,6 +402,7 @@ impl Default for Config {
             drain_timeout: Duration::from_secs(30),
             sleep_after: None,
             broker: None,
+            publish: None,
             body_limit: ByteSize::mib(1),
             client_timeout: Duration::from_secs(10),
             connections: 1024,
@@ -484,6 +492,10 @@ impl Config {
             cfg!(target_os = "linux") || self.broker.is_none(),
             "a broker needs Linux; leave --broker out"
         );
+        anyhow::ensure!(
+            self.publish.is_none() || self.broker.is_some() && self.sleep_after.is_none(),
+            "published weights need a broker that keeps them, and do not sleep; add --broker, or leave --sleep-after out"
+        );
         if let Some(reason) = self.model.shape().invalid() {
             anyhow::bail!("the model is invalid: {reason}");
         }
@@ -569,5 +581,6 @@ mod tests {
         assert!(refused("--slowdown=inf").contains("slowdown"));
         assert!(refused("--batch=1000").contains("--rows"));
         assert!(refused("--timeout=soon").contains("timeout"));
+        assert!(refused("--publish=llama").contains("--broker"));
     }
 }

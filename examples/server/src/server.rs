@@ -1,11 +1,10 @@
 //! The server as a whole: started from its settings, and shut down in order.
 
 use crate::config::{ANY_HOST, Config, DeviceName};
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, Settings, Source};
 use crate::figures::Figures;
 use crate::http::{App, Tenants, routers};
 use crate::kernels::{Machine, simulated};
-use crate::model::Weights;
 use crate::patient::Patient;
 use anyhow::Context;
 use axum::Router;
@@ -16,7 +15,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -63,23 +62,23 @@ impl Server {
             config.capacity,
             ByteSize(needed),
         );
-        let (path, seed) = (config.model.weights.clone(), config.model.seed);
-        // On a thread of its own: this future can be dropped meanwhile.
-        let weights = tokio::task::spawn_blocking(move || match path {
-            Some(path) => Weights::read(&path, shape.heads),
-            None => Ok(Weights::generate(shape, seed)),
-        });
-        let weights = weights.await.context("the weights cannot be prepared")??;
+        let source = Source {
+            shape,
+            file: config.model.weights.clone(),
+            seed: config.model.seed,
+            publish: config.publish.clone(),
+            begun: Instant::now(),
+        };
         match config.device {
             DeviceName::Sim => {
                 let memory = config.capacity.as_u64().saturating_add(64 << 20);
                 let (device, machine) = simulated::machine(memory, config.slowdown, clock);
-                Self::on(machine, Some(device), &weights, config).await
+                Self::on(machine, Some(device), &source, config).await
             }
             #[cfg(feature = "cuda")]
             DeviceName::Cuda => {
                 let machine = crate::kernels::cuda::machine(config.ordinal)?;
-                Self::on(machine, None, &weights, config).await
+                Self::on(machine, None, &source, config).await
             }
             #[cfg(not(feature = "cuda"))]
             DeviceName::Cuda => {
@@ -91,7 +90,7 @@ impl Server {
     async fn on<W: NativeStream>(
         machine: Machine<W>,
         simulated: Option<SimDevice>,
-        weights: &Weights,
+        source: &Source,
         config: Config,
     ) -> anyhow::Result<Self> {
         let settings = Settings {
@@ -107,7 +106,7 @@ impl Server {
         };
         let broker = config.broker.clone();
         let tune = |builder: PoolBuilder| leased(builder.history(4096), broker);
-        let engine = Engine::start(machine, weights, settings, tune).await?;
+        let engine = Engine::start(machine, source, settings, tune).await?;
         let app = Arc::new(App {
             figures: Figures::new(&engine)?,
             tenants: Tenants::new(&config, &engine),

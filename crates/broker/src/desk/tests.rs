@@ -29,7 +29,7 @@ fn join(key: u64) -> Request {
 /// Connects and joins. Returns the answer.
 fn joined(desk: &mut Desk, number: u64, process: Process, now: Duration) -> Reply {
     desk.connect(number, process, now);
-    desk.receive(number, join(number), now);
+    desk.receive(number, join(number), Descriptors::default(), now);
     let actions = desk.actions();
     let mut answers = actions.into_iter().filter_map(|action| match action {
         Action::Send(to, reply) if to == number => Some(reply),
@@ -54,7 +54,7 @@ fn silent_connections_end_and_others_stay() {
         seen: Some(desk.ledger.version()),
     };
     desk.connect(3, process(2), SECOND);
-    desk.receive(3, watch, SECOND);
+    desk.receive(3, watch, Descriptors::default(), SECOND);
     assert_eq!(desk.next_time(), Some(FIRST_MESSAGE));
     desk.pass_time(FIRST_MESSAGE - Duration::from_nanos(1));
     assert_eq!(desk.actions(), []);
@@ -110,12 +110,59 @@ fn process_has_a_share_of_the_connections_and_leases() {
             needs: 1,
             ..Statement::default()
         };
-        desk.receive(number, Request::State(needs), now);
+        desk.receive(number, Request::State(needs), Descriptors::default(), now);
         desk.disconnect(number, now);
     }
     desk.actions();
     assert_eq!(joined(&mut desk, most + 1, process(1), now), crowded);
     assert!(is_welcome(&joined(&mut desk, most + 2, process(2), now)));
+}
+
+/// With the longest names and numbers. A frame that does not fit would end the connection of each watcher.
+#[cfg(target_os = "linux")]
+#[test]
+fn figures_of_as_many_as_are_served_fit_into_a_frame() {
+    use crate::ledger::{ClientFigures, Figures, Standing};
+    use crate::names::{LONGEST_NAME, NameFigures, NameLimits, NameStanding};
+    let most = u64::MAX;
+    let client = ClientFigures {
+        id: ClientId(most),
+        name: "\"".repeat(LONGEST_NAME),
+        process: u32::MAX,
+        share: Share {
+            guaranteed: most,
+            limit: most,
+            weight: u32::MAX,
+        },
+        lease: most,
+        needs: most,
+        recalled: most,
+        used: most,
+        reserved: most,
+        waiting: most,
+        standing: Standing::Present,
+        holds: false,
+    };
+    let name = NameFigures {
+        name: "\"".repeat(LONGEST_NAME),
+        version: most,
+        bytes: most,
+        blocks: 64,
+        is_writable: false,
+        clients: MOST_CONNECTIONS,
+        standing: NameStanding::Withdrawn,
+    };
+    let figures = Figures {
+        capacity: most,
+        free: most,
+        clients: vec![client; MOST_CONNECTIONS],
+        names: vec![name; NameLimits::default().versions],
+    };
+    let version = most;
+    let frame = serde_json::to_vec(&Reply::Figures { version, figures }).unwrap();
+    let bytes = frame.len();
+    assert!(bytes <= weirpool_wire::MAX_FRAME, "{bytes} bytes");
+    println!("{bytes} bytes");
 }
 
 #[test]

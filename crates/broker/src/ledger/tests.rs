@@ -398,7 +398,7 @@ fn returning_client_has_its_lease_again() {
 
     // A new broker knows the lease from its record, and counts it before the client is back.
     let mut ledger = Ledger::new(100, GRACE, HOLD);
-    ledger.restore(0, "client 0".into(), process(1), Share::default(), 55);
+    ledger.restore(0, "client 0".into(), process(1), Share::default(), (55, 0));
     let other = ledger.join(process(2), &joining(1, 0, 1), START).unwrap();
     assert_eq!(ledger.free(), 45);
     ledger
@@ -462,7 +462,7 @@ fn lowered_capacity_is_reached_before_anything_is_granted() {
         guaranteed: 10,
         ..Share::default()
     };
-    ledger.restore(0, "client 0".into(), process(1), share, 80);
+    ledger.restore(0, "client 0".into(), process(1), share, (80, 0));
     let back = Joining {
         granted: 80,
         ..joining(0, 10, 1)
@@ -626,7 +626,7 @@ fn client_without_a_guarantee_is_admitted_beside_guarantees_that_exceed_the_capa
             guaranteed: 40,
             ..Share::default()
         };
-        ledger.restore(key, "earlier".into(), process(1), share, 20);
+        ledger.restore(key, "earlier".into(), process(1), share, (20, 0));
     }
     let guaranteed = ledger.join(process(2), &joining(2, 1, 1), START);
     assert!(matches!(guaranteed, Err(Refused::Guarantees { .. })));

@@ -15,7 +15,7 @@ const SLOTS: u64 = 32;
 static THREADS: Mutex<()> = Mutex::new(());
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Joint {
     sim: SimDevice,
     file: Arc<File>,

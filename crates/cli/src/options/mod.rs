@@ -128,8 +128,42 @@ pub(crate) struct Frontier {
 /// afterwards, and find the next broker of the same socket.
 #[cfg(target_os = "linux")]
 #[derive(Clone, Debug, Parser)]
-#[command(name = "broker")]
+#[command(
+    name = "broker",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub(crate) struct Broker {
+    #[command(subcommand)]
+    pub(crate) action: Option<BrokerAction>,
+
+    #[command(flatten)]
+    pub(crate) serving: Option<Serving>,
+}
+
+/// A command to a broker that runs.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum BrokerAction {
+    Drop(DropName),
+}
+
+/// Takes the name away from published memory. Processes that have the memory mapped keep it until they let go
+#[cfg(target_os = "linux")]
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DropName {
+    /// The name, as `weirpool top` shows it
+    pub(crate) name: String,
+
+    /// The socket of the broker
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+}
+
+/// The options of a broker.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Serving {
     /// The GPU, for messages and to check the capacity; one broker for each GPU
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) device: u32,
@@ -149,10 +183,14 @@ pub(crate) struct Broker {
     /// The longest time for which a process keeps memory that others gave back for it: 16 times what that took, at most this
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::days)]
     pub(crate) longest_hold: Duration,
+
+    /// The most bytes that processes may publish under names [default: all of the capacity]
+    #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
+    pub(crate) named: Option<u64>,
 }
 
-/// Shows the processes of a broker, their leases, the memory that they use and wait for, each time that a figure
-/// changes.
+/// Shows the processes of a broker, their leases, the memory that they use and wait for, and the memory that has a name,
+/// each time that a figure changes.
 #[cfg(target_os = "linux")]
 #[derive(Clone, Debug, Parser)]
 #[command(name = "top")]

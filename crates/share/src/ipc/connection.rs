@@ -1,7 +1,7 @@
 //! A connection to another process: the state machine of `protocol`, with a socket and a pool.
 
 use super::error::IpcError;
-use super::memory::{Exportable, Mapped, OwnChunk, expect_own, sharing_of};
+use super::memory::{Exportable, Mapped, OwnChunk, Rights, expect_own, sharing_of};
 use super::protocol::{Event, Exchange, Limits, MOST_LABEL, MOST_OUTSTANDING, Message};
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
@@ -229,7 +229,7 @@ fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), IpcError
 }
 
 /// Returns the id of the physical device, in hexadecimal digits.
-fn name_of(device: &dyn Device) -> Result<String, IpcError> {
+pub(super) fn name_of(device: &dyn Device) -> Result<String, IpcError> {
     let id = device.uuid().ok_or_else(|| IpcError::Unsupported {
         device: device.describe(),
     })?;
@@ -305,7 +305,7 @@ impl Inner {
         };
         let offer = state.exchange.offer(chunk.bytes, length, label);
         let (id, message) = offer.ok_or(IpcError::Outstanding)?;
-        let charge = chunk.charge.clone();
+        let charge = chunk.charge();
         state.sent.insert(id, Outstanding { charge, done });
         state.unsent += 1;
         let _ = queue.unbounded_send(Outgoing::Offer { id, message, chunk });
@@ -442,7 +442,8 @@ impl Inner {
             let _ = refusal.map(|message| self.say(Outgoing::Message(message)));
             return self.close_if_over();
         }
-        match Mapped::import(&self.pool, descriptor, bytes, Box::new(then)) {
+        let origin = (Rights::ReadWrite, None);
+        match Mapped::import(&self.pool, descriptor, bytes, origin, Box::new(then)) {
             Ok(memory) => self.arrive(Ok(Arrived {
                 memory,
                 length,

@@ -3,6 +3,7 @@
 
 use super::error::IpcError;
 use futures::channel::oneshot;
+use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -11,7 +12,7 @@ use std::panic::Location;
 use weirpool::device::{Chunk, Device, DeviceAddress, DeviceError, DeviceErrorKind, Sharing};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
 use weirpool::{AllocError, Block, Pool, Stream, StreamError};
-use weirpool_device::plain::{Arc, Weak};
+use weirpool_device::plain::{Arc, Mutex, Weak};
 
 /// How often a request for exportable memory waits in the pool's queue before it fails: others may take the memory that
 /// was freed for it.
@@ -36,7 +37,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(chunk: OwnChunk) -> Result<Self, DeviceError> {
+    fn new(chunk: OwnChunk, rights: Rights) -> Result<Self, DeviceError> {
         let OwnChunk {
             ref device,
             chunk: raw,
@@ -44,9 +45,16 @@ impl Mapping {
             ..
         } = chunk;
         let address = device.reserve(bytes)?;
+        let sharing = device.sharing().filter(|_| rights == Rights::Read);
         // SAFETY: the range was just reserved, and the chunk is not mapped. A wrong size of an imported chunk is
         // refused here.
-        if let Err(error) = unsafe { device.map(address, raw, bytes) } {
+        let mapped = unsafe {
+            match sharing {
+                Some(sharing) => sharing.map_read_only(address, raw, bytes),
+                None => device.map(address, raw, bytes),
+            }
+        };
+        if let Err(error) = mapped {
             // SAFETY: nothing is mapped in the range.
             let _ = unsafe { device.unreserve(address, bytes) };
             return Err(error);
@@ -82,13 +90,33 @@ impl Mapping {
     }
 }
 
+/// What the device may do with a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rights {
+    Read,
+    ReadWrite,
+}
+
+/// Where the bytes of a chunk count. Dropped after the chunk was destroyed.
+pub(super) enum Account {
+    /// In the capacity of the pool.
+    Pool(Arc<Charge>),
+    /// In the capacity of the pool, until a broker counts them under a name.
+    #[cfg(feature = "publish")]
+    Publishing(Arc<Charge>),
+    /// Elsewhere: under a name, which the value holds, or at the exporter.
+    Elsewhere {
+        _held: Option<Arc<dyn Any + Send + Sync>>,
+    },
+}
+
 /// A chunk that is destroyed with its last owner.
 pub(super) struct OwnChunk {
     device: Arc<dyn Device>,
     chunk: Chunk,
     pub(super) bytes: u64,
-    /// For a chunk of this process.
-    pub(super) charge: Option<Arc<Charge>>,
+    is_imported: bool,
+    account: Mutex<Account>,
 }
 
 impl Drop for OwnChunk {
@@ -99,6 +127,27 @@ impl Drop for OwnChunk {
 }
 
 impl OwnChunk {
+    /// Returns the charge of a chunk that counts in the pool.
+    pub(super) fn charge(&self) -> Option<Arc<Charge>> {
+        match &*self.account.lock() {
+            Account::Pool(charge) => Some(charge.clone()),
+            #[cfg(feature = "publish")]
+            Account::Publishing(charge) => Some(charge.clone()),
+            Account::Elsewhere { .. } => None,
+        }
+    }
+
+    /// Replaces the account by what `change` makes of it; `None` leaves it as it is. Returns whether it did.
+    #[cfg(feature = "publish")]
+    pub(super) fn recount(&self, change: impl FnOnce(&Account) -> Option<Account>) -> bool {
+        let mut account = self.account.lock();
+        let changed = change(&account);
+        let earlier = changed.map(|changed| std::mem::replace(&mut *account, changed));
+        drop(account);
+        // The end of a charge serves requests.
+        earlier.is_some()
+    }
+
     /// Exports the chunk.
     ///
     /// # Errors
@@ -123,9 +172,13 @@ pub(super) struct Mapped {
 
 impl Mapped {
     #[track_caller]
-    fn new(chunk: OwnChunk, then: Box<dyn FnOnce() + Send + Sync>) -> Result<Self, DeviceError> {
+    fn new(
+        chunk: OwnChunk,
+        rights: Rights,
+        then: Box<dyn FnOnce() + Send + Sync>,
+    ) -> Result<Self, DeviceError> {
         Ok(Self {
-            mapping: Some(Mapping::new(chunk)?),
+            mapping: Some(Mapping::new(chunk, rights)?),
             then: Some(then),
             requested: 0,
             location: Location::caller(),
@@ -155,12 +208,14 @@ impl Mapped {
             chunk: created?,
             device: device.clone(),
             bytes,
-            charge: Some(charge),
+            is_imported: false,
+            account: Mutex::new(Account::Pool(charge)),
         };
-        Ok(Self::new(chunk, Box::new(|| ()))?)
+        Ok(Self::new(chunk, Rights::ReadWrite, Box::new(|| ()))?)
     }
 
-    /// Imports a chunk that another process exported.
+    /// Imports a chunk that another process exported, whose bytes count under the name that `held` holds, or at the
+    /// exporter.
     ///
     /// # Errors
     /// Returns the device's error. Nothing is imported then.
@@ -168,6 +223,7 @@ impl Mapped {
         pool: &Pool,
         descriptor: OwnedFd,
         bytes: u64,
+        (rights, held): (Rights, Option<Arc<dyn Any + Send + Sync>>),
         then: Box<dyn FnOnce() + Send + Sync>,
     ) -> Result<Self, IpcError> {
         let device = pool.device();
@@ -175,9 +231,10 @@ impl Mapped {
             chunk: sharing_of(&**device)?.import(descriptor, bytes)?,
             device: device.clone(),
             bytes,
-            charge: None,
+            is_imported: true,
+            account: Mutex::new(Account::Elsewhere { _held: held }),
         };
-        Ok(Self::new(chunk, then)?)
+        Ok(Self::new(chunk, rights, then)?)
     }
 
     fn mapping(&self) -> &Mapping {
@@ -224,7 +281,7 @@ unsafe impl ForeignMemory for Mapped {
 
     /// The exporter sent it once its writes were complete.
     fn is_ready(&self) -> bool {
-        self.mapping().chunk.charge.is_none()
+        self.mapping().chunk.is_imported
     }
 
     fn location(&self) -> Option<&'static Location<'static>> {

@@ -73,12 +73,17 @@
 //! A [`DriverPool`](weirpool_driver_pool::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
 //! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
+//! # Memory that outlives its process
+//! With the feature `publish`, [`Publish`] gives exportable blocks a name at the broker of the pool. Its page has the rules.
+//!
 //! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `pointer` owns blocks of
 //! imported pools, `writes` has the writes of blocks that a value describes.
 
 mod connection;
 mod error;
 mod memory;
+#[cfg(feature = "publish")]
+mod named;
 mod pointer;
 mod protocol;
 mod writes;
@@ -86,6 +91,9 @@ mod writes;
 pub use connection::{Connection, Imported, Sent};
 pub use error::IpcError;
 pub use memory::{AllocateExportable, Exportable};
+#[cfg(feature = "publish")]
+#[cfg_attr(docsrs, doc(cfg(feature = "publish")))]
+pub use named::{Attached, Attaching, Publish, PublishError, Publishing};
 pub use pointer::{Freed, PointerData};
 #[doc(hidden)]
 pub use protocol::{Event, Exchange, Limits, Message, Violation};

@@ -45,6 +45,8 @@ enum Why {
     Unmapped,
     /// The viewer does not see the kind.
     Unseen(MemoryKind),
+    /// The memory is mapped for reading.
+    ReadOnly,
     /// The memory is of the device `owner`, and `device` has no access.
     NoAccess { owner: u32, device: u32 },
 }
@@ -58,6 +60,7 @@ impl fmt::Display for Illegal {
                 "{address:#x}, in {kind}, which this processor cannot access"
             ),
             Why::Unmapped => write!(f, "{address:#x}, where nothing is mapped"),
+            Why::ReadOnly => write!(f, "{address:#x}, which is mapped for reading only"),
             Why::NoAccess { owner, device } => write!(
                 f,
                 "{address:#x}, in memory of device {owner}, which device {device} has no access to: enable it with \
@@ -80,9 +83,35 @@ struct Piece {
 
 impl Space {
     /// # Errors
-    /// Returns the first address of the range where nothing is mapped.
-    pub(crate) fn expect_mapped(&self, address: u64, bytes: u64) -> Result<(), Illegal> {
-        self.pieces(Viewer::Debugger, address, bytes).map(drop)
+    /// Returns the first address of the range where nothing is mapped or, with `writes`, where memory is mapped for reading
+    /// only.
+    pub(crate) fn expect_mapped(
+        &self,
+        address: u64,
+        bytes: u64,
+        writes: bool,
+    ) -> Result<(), Illegal> {
+        self.pieces(Viewer::Debugger, address, bytes)?;
+        match self.read_only_in(address, bytes).filter(|_| writes) {
+            Some(address) => Err(Illegal {
+                address,
+                why: Why::ReadOnly,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the first address of a range that is mapped for reading only.
+    fn read_only_in(&self, address: u64, bytes: u64) -> Option<u64> {
+        let end = address.saturating_add(bytes);
+        let below = self.mappings.range(..=address).next_back();
+        let below = below.filter(|(start, mapping)| *start + mapping.bytes > address);
+        let inside = self
+            .mappings
+            .range(address.saturating_add(1)..end.max(address + 1));
+        let mut mappings = below.into_iter().chain(inside);
+        let found = mappings.find(|(_, mapping)| mapping.is_read_only);
+        found.map(|(start, _)| address.max(*start))
     }
 
     /// Returns whether all of the range is mapped.
@@ -135,6 +164,9 @@ impl Space {
         mut change: impl FnMut(&mut Bytes, Piece),
     ) -> Legal<()> {
         let pieces = self.pieces(viewer, address, bytes)?;
+        if viewer != Viewer::Debugger {
+            self.expect_mapped(address, bytes, true)?;
+        }
         if self.backing == Backing::AddressesOnly {
             return Ok(());
         }

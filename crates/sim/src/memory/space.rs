@@ -55,6 +55,7 @@ pub(super) struct Mapping {
     pub(super) bytes: u64,
     pub(super) handle: u64,
     pub(super) accessors: Accessors,
+    pub(super) is_read_only: bool,
 }
 
 #[derive(Debug)]
@@ -372,8 +373,16 @@ impl Space {
             bytes,
             handle,
             accessors,
+            is_read_only: false,
         };
         self.mappings.insert(address, mapping);
+        Ok(())
+    }
+
+    pub(crate) fn map_read_only(&mut self, address: u64, handle: u64, bytes: u64) -> Refusable<()> {
+        self.map(address, handle, bytes)?;
+        let mapping = self.mappings.get_mut(&address);
+        mapping.expect("it was just mapped").is_read_only = true;
         Ok(())
     }
 
@@ -464,6 +473,7 @@ impl Space {
             bytes: rounded,
             handle,
             accessors: Accessors::OfPlain,
+            is_read_only: false,
         };
         self.mappings.insert(address, mapping);
         self.known(handle)?.mapped_at = Some(address);

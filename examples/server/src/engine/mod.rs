@@ -10,10 +10,11 @@ mod prefixes;
 mod refusal;
 mod sequence;
 mod turns;
+mod weights;
 mod worker;
 
 use crate::kernels::Machine;
-use crate::model::{Layout, Limits, Shape, Weights};
+use crate::model::{Layout, Limits, Shape};
 pub use admission::Admission;
 pub(crate) use admission::Admitted;
 use anyhow::Context;
@@ -29,8 +30,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+pub(crate) use weights::Source;
+use weights::{Ready, make_ready};
 use weirpool::device::NativeStream;
-use weirpool::{Block, Pool, PoolBuilder, Stream, Tag};
+use weirpool::{Pool, PoolBuilder, Stream, Tag};
 use weirpool_observe::Recorded as _;
 use weirpool_tiers::{Region, Regions as _};
 use worker::Worker;
@@ -63,12 +66,50 @@ pub(crate) struct Settings {
     pub(crate) sleep_after: Option<Duration>,
 }
 
+impl Settings {
+    /// Checks that a model can be served. Returns the bytes of a page, and of an activation.
+    fn check(&self, shape: &Shape, workspace: u64) -> anyhow::Result<(u64, u64)> {
+        let page_bytes = (self.page as u64).saturating_mul(shape.token_bytes());
+        let pages = shape.context.div_ceil(self.page);
+        anyhow::ensure!(
+            pages <= MOST_PAGES,
+            "a context of {} tokens has {pages} pages of {}, but at most {MOST_PAGES}; raise --page",
+            shape.context,
+            self.page
+        );
+        let activation = Layout::largest(
+            shape,
+            Limits {
+                rows: self.rows,
+                sequences: self.batch,
+                pages,
+            },
+        );
+        let streams = self.streams as u64;
+        let worker = activation.saturating_add(workspace);
+        let fixed = shape
+            .weight_bytes()
+            .saturating_add(streams.saturating_mul(worker));
+        let least = fixed.saturating_add(page_bytes.saturating_mul(pages as u64));
+        anyhow::ensure!(
+            self.capacity >= least,
+            "a capacity of {} bytes is too small: weights, activations and one sequence of {} tokens need {least}; raise \
+             the capacity, or lower the context or the number of streams",
+            self.capacity,
+            shape.context,
+        );
+        Ok((page_bytes, activation))
+    }
+}
+
 /// See the [module](self).
 pub(crate) struct Engine {
     pool: Pool,
     shape: Shape,
     settings: Settings,
     page_bytes: u64,
+    /// The bytes of the weights, if they count under a name.
+    published: u64,
     opening: Opening,
     prefixes: Option<Mutex<Prefixes>>,
     lanes: Vec<WorkerHandle>,
@@ -95,40 +136,10 @@ impl Engine {
     /// serve a request.
     pub(crate) async fn start<W: NativeStream>(
         machine: Machine<W>,
-        weights: &Weights,
+        source: &Source,
         settings: Settings,
         tune: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> anyhow::Result<Arc<Self>> {
-        let shape = weights.shape();
-        let page_bytes = (settings.page as u64).saturating_mul(shape.token_bytes());
-        let pages = shape.context.div_ceil(settings.page);
-        anyhow::ensure!(
-            pages <= MOST_PAGES,
-            "a context of {} tokens has {pages} pages of {}, but at most {MOST_PAGES}; raise --page",
-            shape.context,
-            settings.page
-        );
-        let activation = Layout::largest(
-            &shape,
-            Limits {
-                rows: settings.rows,
-                sequences: settings.batch,
-                pages,
-            },
-        );
-        let streams = settings.streams as u64;
-        let worker = activation.saturating_add(machine.workspace);
-        let fixed = shape
-            .weight_bytes()
-            .saturating_add(streams.saturating_mul(worker));
-        let least = fixed.saturating_add(page_bytes.saturating_mul(pages as u64));
-        anyhow::ensure!(
-            settings.capacity >= least,
-            "a capacity of {} bytes is too small: weights, activations and one sequence of {} tokens need {least}; raise \
-             the capacity, or lower the context or the number of streams",
-            settings.capacity,
-            shape.context,
-        );
         let pool = Pool::builder(machine.device.clone())
             .capacity(settings.capacity)
             .queue_limit(settings.queue)
@@ -141,13 +152,22 @@ impl Engine {
             .sleep_after
             .map(|after| sleeping(&pool, after, ended.clone()));
         let region = region.transpose()?;
+        let stream = pool.create_stream()?.named("worker 0");
+        let check = |shape: &Shape| settings.check(shape, machine.workspace).map(drop);
+        let ready = make_ready(source, &pool, region.as_ref(), &stream, check);
+        let Ready {
+            weights,
+            shape,
+            published,
+            first,
+        } = ready.await?;
+        let (page_bytes, activation) = settings.check(&shape, machine.workspace)?;
         let (mut handles, mut workers) = (Vec::new(), Vec::new());
-        let mut loaded = None;
+        let (first, mut stream) = (Arc::new(first), Some(stream));
         for index in 0..settings.streams {
-            let stream = pool.create_stream()?.named(format!("worker {index}"));
-            let weights = match &loaded {
-                None => loaded.insert(load(&pool, region.as_ref(), &stream, weights).await?),
-                Some(weights) => weights,
+            let stream = match stream.take() {
+                Some(stream) => stream,
+                None => pool.create_stream()?.named(format!("worker {index}")),
             };
             let kernels = (machine.kernels)()?;
             let workspace = pool.allocate(&stream, machine.workspace.max(1));
@@ -160,20 +180,21 @@ impl Engine {
             bound?.await?;
             let (sequences, incoming) = mpsc::unbounded_channel();
             let load = Arc::new(Load::default());
-            workers.push((weights.clone(), kernels, workspace, incoming, load.clone()));
+            workers.push((kernels, workspace, incoming, load.clone()));
             handles.push(WorkerHandle {
                 stream,
                 sequences,
                 load,
             });
         }
-        let parts = Arc::new(weights.parts().clone());
+        let parts = Arc::new(shape.parts());
         let opening = Opening::new(pool.clone(), region, settings.streams, activation);
         let engine = Arc::new(Self {
             pool,
             shape,
             settings,
             page_bytes,
+            published,
             opening,
             prefixes: settings
                 .keeps_prefixes
@@ -184,11 +205,12 @@ impl Engine {
             workers: TaskTracker::new(),
         });
         for (handle, worker) in engine.lanes.iter().zip(workers) {
-            let (weights, kernels, workspace, incoming, load) = worker;
+            let (kernels, workspace, incoming, load) = worker;
             let worker = Worker {
                 stream: handle.stream.clone(),
                 parts: parts.clone(),
-                weights,
+                weights: weights.clone(),
+                first: first.clone(),
                 kernels,
                 _workspace: workspace,
                 incoming,
@@ -228,7 +250,7 @@ impl Engine {
         let in_use = statistics.used.current + statistics.charged;
         let requests = in_use.saturating_sub(all);
         [
-            weights,
+            weights + self.published,
             workspace,
             activations,
             requests,
@@ -301,29 +323,4 @@ fn sleeping(pool: &Pool, after: Duration, ended: CancellationToken) -> anyhow::R
     };
     tokio::spawn(ended.run_until_cancelled_owned(sleeping));
     Ok(region)
-}
-
-/// Copies the weights to the device.
-async fn load(
-    pool: &Pool,
-    region: Option<&Region>,
-    stream: &Stream,
-    weights: &Weights,
-) -> anyhow::Result<Arc<Block>> {
-    let bytes = weights.bytes();
-    let (size, tag) = (bytes.len() as u64, Tag::new(WEIGHTS));
-    // Held until all of it is written.
-    let (mut block, _entered) = match region {
-        None => (pool.allocate(stream, size).tag(tag).await?, None),
-        Some(region) => {
-            let entered = region.enter().await?;
-            (region.allocate(stream, size).await?, Some(entered))
-        }
-    };
-    // In pieces, since each is staged in pinned memory.
-    for (index, piece) in bytes.chunks(64 << 20).enumerate() {
-        let offset = (index * (64 << 20)) as u64;
-        block.upload(stream, offset, piece)?.await?;
-    }
-    Ok(Arc::new(block))
 }

@@ -3,6 +3,7 @@
 use super::load::Load;
 use super::sequence::Page;
 use super::turns::Turns;
+use super::weights::{FirstToken, OnDevice};
 use super::{Engine, Event, Finish, Sequence, Settings};
 use crate::kernels::{Activation, Cache, Kernels, Span};
 use crate::model::{Parts, Row, Shape, StepPlan, forward};
@@ -15,7 +16,8 @@ use weirpool::{Block, Stream};
 
 pub(super) struct Worker<W> {
     pub(super) stream: Stream,
-    pub(super) weights: Arc<Block>,
+    pub(super) weights: Arc<OnDevice>,
+    pub(super) first: Arc<FirstToken>,
     pub(super) parts: Arc<Parts>,
     pub(super) kernels: Arc<dyn Kernels<W>>,
     /// The memory that the libraries behind the kernels work in.
@@ -113,6 +115,7 @@ impl<W: NativeStream> Worker<W> {
                     .next()
                     .expect("a token for each row that was chosen");
                 has_ended[share.sequence] = !sequence.push(token);
+                self.first.note();
             }
         }
         let mut has_ended = has_ended.into_iter();
@@ -183,7 +186,7 @@ impl<W: NativeStream> Worker<W> {
         let Shape { heads, width, .. } = self.shape;
         let submission = self.stream.task("step");
         let task = submission.try_submit(
-            (&*self.weights, activation, written, read),
+            (&**self.weights, activation, written, read),
             |work: &W, (weights, activation, written, read)| {
                 let spans = |pages: &[_]| pages.iter().map(Span::from).collect::<Vec<Span>>();
                 let (written, read) = (spans(&written), spans(&read));

@@ -8,6 +8,7 @@ mod faults;
 mod hostile;
 mod overload;
 mod process;
+mod publish;
 mod sleep;
 mod sockets;
 mod statuses;

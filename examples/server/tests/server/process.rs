@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-struct Program {
+pub(crate) struct Program {
     child: Child,
     address: String,
     output: BufReader<std::process::ChildStderr>,
@@ -14,6 +14,11 @@ struct Program {
 
 impl Program {
     fn start(arguments: &[&str]) -> Self {
+        Self::start_until(arguments, "\n").0
+    }
+
+    /// Returns what it said until a line with this text, as well, which ends with its address.
+    pub(crate) fn start_until(arguments: &[&str], end: &str) -> (Self, String) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weirpool-server"))
             .args(["--listen", "127.0.0.1:0"])
             .args(arguments)
@@ -22,24 +27,33 @@ impl Program {
             .spawn()
             .unwrap();
         let mut output = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        let address = line.trim().rsplit("http://").next().unwrap().to_owned();
-        Self {
+        let mut text = String::new();
+        while !text.contains(end) {
+            assert!(output.read_line(&mut text).unwrap() > 0, "{text}");
+        }
+        let address = text.trim().rsplit("http://").next().unwrap().to_owned();
+        let program = Self {
             child,
             address,
             output,
-        }
+        };
+        (program, text)
     }
 
-    fn signal(&self, name: &str) {
+    /// Adds what it said since it listened, until it has ended.
+    pub(crate) fn output_to(&mut self, text: &mut String) {
+        self.output.read_to_string(text).unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([&format!("-{name}"), &self.child.id().to_string()])
             .status();
         assert!(status.unwrap().success());
     }
 
-    fn ask(&self, body: &str) -> TcpStream {
+    pub(crate) fn ask(&self, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         write!(
