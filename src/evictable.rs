@@ -106,24 +106,35 @@ struct EvictableSlot<T> {
     pins: usize,
     /// Its place on the pool's list while nothing pins it.
     place: ListPosition,
+    /// Ends the memory in place of a drop.
+    evict: Option<Box<dyn FnOnce(T) -> bool + Send>>,
 }
 
 impl Block {
     /// Lets the pool take the block back before a request waits or fails; see [`Evictable`].
     pub fn into_evictable(self) -> Evictable {
-        Evictable::new(self)
+        Evictable::new(self, None).0
+    }
+
+    /// Makes the block evictable once it is no longer pinned. It is evicted by `evict`, which no lock of the pool is held for:
+    /// it drops the block, after work that reads it where that is wanted, and returns true; or it keeps it and returns false.
+    pub fn evictable_by(
+        self,
+        evict: impl FnOnce(Self) -> bool + Send + 'static,
+    ) -> (Evictable, Pinned) {
+        Evictable::new(self, Some(Box::new(evict)))
     }
 }
 
 impl<T: 'static> Buffer<T> {
     /// Lets the pool take the buffer back before a request waits or fails; see [`Evictable`].
     pub fn into_evictable(self) -> Evictable<Self> {
-        Evictable::new(self)
+        Evictable::new(self, None).0
     }
 }
 
 impl<T: Memory> Evictable<T> {
-    fn new(memory: T) -> Self {
+    fn new(memory: T, evict: Option<Box<dyn FnOnce(T) -> bool + Send>>) -> (Self, Pinned<T>) {
         let memory = plain::Arc::new(memory);
         let shared = plain::Arc::new(SharedMemory {
             slot: Mutex::new(
@@ -132,14 +143,12 @@ impl<T: Memory> Evictable<T> {
                     memory: Some(memory.clone()),
                     pins: 1,
                     place: ListPosition::default(),
+                    evict,
                 },
             ),
         });
-        drop(Pinned {
-            shared: shared.clone(),
-            memory: Some(memory),
-        });
-        Self(shared)
+        let memory = Some(memory);
+        (Self(shared.clone()), Pinned { shared, memory })
     }
 
     /// Pins the memory for a use. Returns `None` if it was evicted.
@@ -260,12 +269,20 @@ impl<T: Memory> SharedMemory<T> {
 
 impl<T: Memory> Evict for SharedMemory<T> {
     fn evict(&self) -> bool {
-        let memory = {
+        let (memory, evict) = {
             let mut slot = self.slot.lock();
             debug_assert_eq!(slot.pins, 0, "memory in use is not listed");
-            slot.memory.take()
+            (slot.memory.take(), slot.evict.take())
         };
-        memory.is_some()
+        // Nothing pins it, so this is the only reference.
+        match (memory.and_then(plain::Arc::into_inner), evict) {
+            (Some(memory), Some(evict)) => {
+                let mut is_freed = false;
+                plain::catch(|| is_freed = evict(memory));
+                is_freed
+            }
+            (memory, _) => memory.is_some(),
+        }
     }
 }
 
