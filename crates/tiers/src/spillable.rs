@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::{AllocateOwned, Block, Evictable, Pinned, Stream, Terms};
+use weirpool_heap::GRANULE;
 
 /// Makes blocks spillable.
 pub trait IntoSpillable {
@@ -21,7 +22,8 @@ pub trait IntoSpillable {
 
 impl IntoSpillable for Block {
     fn into_spillable(self, tier: &HostTier) -> Spillable {
-        let (tier, bytes, tag) = (tier.0.clone(), self.size(), self.tag());
+        let (tier, tag) = (tier.0.clone(), self.tag());
+        let bytes = self.requested().next_multiple_of(GRANULE).min(self.size());
         let id = tier.with(|books, _| books.next());
         let (memory, pin) = tier.evictable(self, id);
         tier.with(|books, _| books.enter(id, bytes, tag, memory));
@@ -74,16 +76,16 @@ pub struct Spillable {
 }
 
 impl Spillable {
-    /// Returns the number of bytes whose contents are kept: those of the block.
+    /// Returns the number of bytes whose contents are kept, from the block's beginning: those that were requested, rounded
+    /// up as the pool does. A block may be an eighth larger.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Returns whether the memory is on the device. It may be spilled at any time unless it is in use.
     pub fn is_resident(&self) -> bool {
-        self.tier.with(|books, _| {
-            matches!(books.entry(self.id).state, State::Resident { .. })
-        })
+        self.tier
+            .with(|books, _| matches!(books.entry(self.id).state, State::Resident { .. }))
     }
 
     /// Brings the memory to the device, for a use on `stream` and on others as any block. If it is resident, nothing is
@@ -175,7 +177,10 @@ impl Fetch<'_> {
 
     fn begin(&self) -> AllocateOwned {
         let Spillable { tier, id, bytes } = self.spillable;
-        let tag = self.terms.tag.or_else(|| tier.with(|books, _| books.entry(*id).tag));
+        let tag = self
+            .terms
+            .tag
+            .or_else(|| tier.with(|books, _| books.entry(*id).tag));
         let terms = Terms { tag, ..self.terms };
         let request = self.stream.pool().allocate_owned(self.stream, *bytes);
         request.terms(terms).location(self.location)
@@ -264,7 +269,11 @@ impl Shared {
     ///
     /// # Errors
     /// Returns an error if the device cannot copy. The memory is spilled then.
-    fn bring_back(self: &Arc<Self>, id: u64, mut block: Block) -> Result<Option<Fetched>, SpillError> {
+    fn bring_back(
+        self: &Arc<Self>,
+        id: u64,
+        mut block: Block,
+    ) -> Result<Option<Fetched>, SpillError> {
         let Some(host) = self.with(|books, _| books.begin_fetch(id)) else {
             return Ok(None);
         };
@@ -297,7 +306,8 @@ struct Arriving<'a> {
 impl Drop for Arriving<'_> {
     fn drop(&mut self) {
         if let Some(host) = self.host.take() {
-            self.tier.with(|books, trash| books.refuse_fetch(self.id, host, trash));
+            self.tier
+                .with(|books, trash| books.refuse_fetch(self.id, host, trash));
         }
     }
 }
@@ -340,7 +350,8 @@ impl Deref for Fetched {
 impl Drop for Fetched {
     fn drop(&mut self) {
         if let Some(pin) = self.pin.take() {
-            self.tier.with(|books, trash| books.unpinned(self.id, pin, trash));
+            self.tier
+                .with(|books, trash| books.unpinned(self.id, pin, trash));
         }
     }
 }

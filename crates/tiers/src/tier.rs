@@ -146,7 +146,8 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
             let stays = self.tier.evictable(block, self.id);
-            self.tier.with(|books, trash| books.refuse_spill(self.id, self.bytes, stays, trash));
+            self.tier
+                .with(|books, trash| books.refuse_spill(self.id, self.bytes, stays, trash));
         }
     }
 }

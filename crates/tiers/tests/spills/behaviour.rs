@@ -11,9 +11,7 @@ use weirpool_tiers::{HostTier, IntoSpillable, SpillError, keep_headroom};
 #[test]
 fn contents_come_back_after_others_used_the_memory() {
     let site = Site::new(8 * MIB, 16 * MIB);
-    let memory: Vec<_> = (0..4)
-        .map(|value| site.spillable(2 * MIB, value))
-        .collect();
+    let memory: Vec<_> = (0..4).map(|value| site.spillable(2 * MIB, value)).collect();
     for round in 0..10 {
         let mut other = site.pool.try_allocate(&site.stream, 8 * MIB).unwrap();
         assert!(memory.iter().all(|memory| !memory.is_resident()));
@@ -108,7 +106,9 @@ fn fetch_takes_terms_and_charges_the_tag_of_the_block() {
         tag: Some(other),
         ..Terms::default()
     };
-    let fetched = site.device.block_on(memory.fetch(&site.stream).terms(terms));
+    let fetched = site
+        .device
+        .block_on(memory.fetch(&site.stream).terms(terms));
     assert_eq!(fetched.unwrap().tag(), Some(other));
     drop(memory);
     site.end();
@@ -135,9 +135,7 @@ fn memory_in_use_is_not_spilled() {
 #[test]
 fn memory_is_evictable_as_far_as_the_host_has_room() {
     let site = Site::new(8 * MIB, 4 * MIB);
-    let mut memory: Vec<_> = (0..4)
-        .map(|value| site.spillable(2 * MIB, value))
-        .collect();
+    let mut memory: Vec<_> = (0..4).map(|value| site.spillable(2 * MIB, value)).collect();
     let evictable = || {
         assert_eq!(
             site.pool.inspect().statistics().evictable,
@@ -338,15 +336,17 @@ fn memory_of_a_graph_stays_until_the_graph_is_dropped() {
 #[test]
 fn headroom_is_made_ahead_of_need() {
     let site = Site::new(16 * MIB, 32 * MIB);
-    let memory: Vec<_> = (0..8)
-        .map(|value| site.spillable(2 * MIB, value))
-        .collect();
+    let memory: Vec<_> = (0..8).map(|value| site.spillable(2 * MIB, value)).collect();
     let mut headroom = Box::pin(keep_headroom(&site.pool, 4 * MIB..8 * MIB));
     assert!(poll(headroom.as_mut()).is_pending());
     assert_eq!(site.tier.figures().spills, 4);
     site.device.advance(Duration::from_millis(10));
     assert!(poll(headroom.as_mut()).is_pending());
-    assert_eq!(site.tier.figures().spills, 4, "as much is left as is wanted");
+    assert_eq!(
+        site.tier.figures().spills,
+        4,
+        "as much is left as is wanted"
+    );
     let held = site.pool.try_allocate(&site.stream, 4 * MIB).unwrap();
     site.device.advance(Duration::from_millis(10));
     assert!(poll(headroom.as_mut()).is_pending());

@@ -153,7 +153,10 @@ fn memory_can_be_dropped_in_every_state() {
             device.advance_to_end();
         }
         drop(memory);
-        assert_eq!(site.tier.figures().resident + site.tier.figures().spilled, 0);
+        assert_eq!(
+            site.tier.figures().resident + site.tier.figures().spilled,
+            0
+        );
         let at_work = device.now();
         drop(kept);
         let others = [&site.pool, &site.host].map(|pool| {
@@ -296,16 +299,21 @@ fn recalled_memory_is_spilled_and_comes_back_once_the_bound_rises() {
         .unwrap();
     site.stream = site.pool.create_stream().unwrap();
     source.set(16 * MIB);
-    let memory: Vec<_> = (0..8)
-        .map(|value| site.spillable(2 * MIB, value))
-        .collect();
+    let memory: Vec<_> = (0..8).map(|value| site.spillable(2 * MIB, value)).collect();
     for bound in [8, 0, 6] {
         source.set(bound * MIB);
         device.advance_to_end();
         source.set(bound * MIB);
         let reserved = site.pool.inspect().statistics().reserved.current;
-        assert!(reserved <= bound * MIB, "{reserved} bytes within {bound} MiB");
-        let mut fetch = pin!(memory[0].fetch(&site.stream).timeout(Duration::from_secs(1)));
+        assert!(
+            reserved <= bound * MIB,
+            "{reserved} bytes within {bound} MiB"
+        );
+        let mut fetch = pin!(
+            memory[0]
+                .fetch(&site.stream)
+                .timeout(Duration::from_secs(1))
+        );
         if bound == 0 {
             assert!(poll(fetch.as_mut()).is_pending());
         }
@@ -330,7 +338,9 @@ fn threads_fetch_evict_and_drop_at_once() {
         .build();
     let site = Site::on(device.clone(), 4 * MIB, 8 * MIB);
     let bytes = MIB / 4;
-    let shared: Vec<_> = (0..24).map(|_| Mutex::new(None::<Arc<Spillable>>)).collect();
+    let shared: Vec<_> = (0..24)
+        .map(|_| Mutex::new(None::<Arc<Spillable>>))
+        .collect();
     let make = |stream: &weirpool::Stream, value: usize| {
         let mut block = futures::executor::block_on(site.pool.allocate(stream, bytes)).unwrap();
         block.fill(stream, value as u8).unwrap();
@@ -376,7 +386,10 @@ fn threads_fetch_evict_and_drop_at_once() {
     assert!(figures.fetches > 50, "{figures:?}");
     assert_eq!(figures.resident + figures.spilled, 24 * bytes);
     drop(shared);
-    assert_eq!(site.tier.figures().resident + site.tier.figures().spilled, 0);
+    assert_eq!(
+        site.tier.figures().resident + site.tier.figures().spilled,
+        0
+    );
     futures::executor::block_on(site.pool.drain()).unwrap();
     futures::executor::block_on(site.host.drain()).unwrap();
     for pool in [&site.pool, &site.host] {
@@ -417,7 +430,10 @@ fn wakers_may_call_the_tier() {
     assert!(fetch.as_mut().poll(&mut context).is_pending());
     drop(holder);
     let fetched = site.device.block_on(other).unwrap();
-    assert!(calls.2.load(Ordering::Relaxed), "the fetch is served by another");
+    assert!(
+        calls.2.load(Ordering::Relaxed),
+        "the fetch is served by another"
+    );
     site.assert_is(&fetched, 1);
     let served = fetch.as_mut().poll(&mut context);
     assert!(matches!(served, Poll::Ready(Ok(_))));

@@ -71,7 +71,7 @@ impl Site {
     }
 
     pub(crate) fn assert_is(&self, block: &Block, value: u8) {
-        let download = block.download(&self.stream, 0..block.size()).unwrap();
+        let download = block.download(&self.stream, 0..block.requested()).unwrap();
         let bytes = self.device.block_on(download).unwrap();
         assert!(bytes.iter().all(|byte| *byte == value), "not {value}");
     }
