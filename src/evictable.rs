@@ -116,13 +116,11 @@ impl Block {
         Evictable::new(self, None).0
     }
 
-    /// Makes the block evictable once it is no longer pinned. It is evicted by `evict`, which no lock of the pool is held for:
-    /// it drops the block, after work that reads it where that is wanted, and returns true; or it keeps it and returns false.
-    pub fn evictable_by(
-        self,
-        evict: impl FnOnce(Self) -> bool + Send + 'static,
-    ) -> (Evictable, Pinned) {
-        Evictable::new(self, Some(Box::new(evict)))
+    /// Makes the block evictable once nothing pins it. The pool evicts it by a call of `evict`, with no lock held, on any thread:
+    /// `evict` drops the block, after it submitted work that reads it, say, and returns true. Or it keeps the block and returns
+    /// false. It must not wait for memory of the same pool. A panic is caught.
+    pub fn evictable_by(self, evict: Box<dyn FnOnce(Self) -> bool + Send>) -> (Evictable, Pinned) {
+        Evictable::new(self, Some(evict))
     }
 }
 
@@ -255,6 +253,7 @@ impl<T: Memory> SharedMemory<T> {
             block: in_heap,
             address,
             bytes,
+            is_copied: slot.evict.is_some(),
             tag,
             home,
         });
@@ -274,15 +273,13 @@ impl<T: Memory> Evict for SharedMemory<T> {
             debug_assert_eq!(slot.pins, 0, "memory in use is not listed");
             (slot.memory.take(), slot.evict.take())
         };
+        let mut is_freed = memory.is_some();
         // Nothing pins it, so this is the only reference.
-        match (memory.and_then(plain::Arc::into_inner), evict) {
-            (Some(memory), Some(evict)) => {
-                let mut is_freed = false;
-                plain::catch(|| is_freed = evict(memory));
-                is_freed
-            }
-            (memory, _) => memory.is_some(),
+        if let Some((memory, evict)) = memory.and_then(plain::Arc::into_inner).zip(evict) {
+            is_freed = false;
+            plain::catch(|| is_freed = evict(memory));
         }
+        is_freed
     }
 }
 

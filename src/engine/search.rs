@@ -356,7 +356,7 @@ impl<'a> Search<'a> {
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
     /// scattered. Evicts nothing if all evictable memory would not be enough; for a request that waits, other pools evict
     /// theirs then. For a request that does not wait, evicts no more while memory that this search evicted is pending and
-    /// is enough once it is complete.
+    /// is enough once it is complete; for others, while memory is that is being copied elsewhere.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
@@ -376,7 +376,8 @@ impl<'a> Search<'a> {
         if missing(left) > 0 || evictable == 0 && !may_ask_others {
             return Ok(false);
         }
-        let evicted_before = pending.min(self.evicted);
+        let behind_copies = engine.store.evictables.behind_copies(pending);
+        let evicted_before = pending.min(self.evicted).max(behind_copies);
         // Pending memory is not joined with new memory, so evicted memory that is pending has to be enough without.
         let new = match evicted_before {
             0 => spill::obtainable(engine, left, self.state.facts.is_refused),
@@ -392,7 +393,8 @@ impl<'a> Search<'a> {
             return Ok(self.mode.is_queued && (engine.supply.others.evict)(engine, lacking) > 0);
         }
         let coming = free.saturating_add(evicted_before);
-        if evicted_before > 0 && coming >= bytes && self.mode.effort == Effort::Immediate {
+        let may_be_enough = behind_copies > 0 || self.mode.effort == Effort::Immediate;
+        if evicted_before > 0 && coming >= bytes && may_be_enough {
             return Ok(false);
         }
         let lacking = bytes.saturating_sub(coming.saturating_add(new));
