@@ -4,13 +4,30 @@
 //! evictable never exceed the host's capacity together. So the pool's figures of evictable memory are true, and a request
 //! that eviction cannot serve evicts nothing.
 
-use crate::tier::HostTierFigures;
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use weirpool::{Block, Evictable, Pinned, Tag};
 use weirpool_sync::plain;
+
+/// What a [`HostTier`](crate::HostTier) holds, in bytes, and what it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostTierFigures {
+    /// Spillable memory on the device.
+    pub resident: u64,
+    /// The part of it that is spilled when a request needs it: nothing uses it, and the host has room for it.
+    pub evictable: u64,
+    /// Contents on the host.
+    pub spilled: u64,
+    /// Number of copies to the host.
+    pub spills: u64,
+    /// Number of copies back to the device.
+    pub fetches: u64,
+    /// Number of times that memory was chosen and stayed, because the host had no room after all, or the copy failed.
+    pub refusals: u64,
+}
 
 /// The memory of a tier, by its number.
 #[derive(Default)]

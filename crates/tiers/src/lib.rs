@@ -14,6 +14,7 @@ mod sleep;
 mod spillable;
 mod tier;
 
+pub use books::HostTierFigures;
 pub use change::Resume;
 pub use error::{RegionError, SpillError};
 pub use headroom::keep_headroom;
@@ -21,4 +22,4 @@ pub use region::{
     Entered, Keep, Region, RegionBuilder, RegionFigures, Regions, resume_all, suspend_all,
 };
 pub use spillable::{Fetch, Fetched, IntoSpillable, Spillable};
-pub use tier::{HostTier, HostTierFigures};
+pub use tier::HostTier;

@@ -1,6 +1,6 @@
 //! The host tier: which memory is where, and the copies to the host.
 
-use crate::books::{Books, Trash};
+use crate::books::{Books, HostTierFigures, Trash};
 use crate::error::SpillError;
 use std::fmt;
 use std::sync::Arc;
@@ -16,24 +16,6 @@ use weirpool_sync::{Guards, Mutex};
 /// memory of one device.
 #[derive(Clone)]
 pub struct HostTier(pub(crate) Arc<Shared>);
-
-/// What a [`HostTier`] holds, in bytes, and what it did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HostTierFigures {
-    /// Spillable memory on the device.
-    pub resident: u64,
-    /// The part of it that is spilled when a request needs it: nothing uses it, and the host has room for it.
-    pub evictable: u64,
-    /// Contents on the host.
-    pub spilled: u64,
-    /// Number of copies to the host.
-    pub spills: u64,
-    /// Number of copies back to the device.
-    pub fetches: u64,
-    /// Number of times that memory was chosen and stayed, because the host had no room after all, or the copy failed.
-    pub refusals: u64,
-}
 
 pub(crate) struct Shared {
     host: Pool,
