@@ -253,7 +253,6 @@ impl<T: Memory> SharedMemory<T> {
             block: in_heap,
             address,
             bytes,
-            is_copied: slot.evict.is_some(),
             tag,
             home,
         });

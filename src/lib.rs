@@ -67,7 +67,7 @@
 //! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-pressure` | hooks that free memory for a request that nothing serves |
 //! | `weirpool-share` | blocks with several owners, between processes, and as tensors of other libraries |
-//! | `weirpool-tiers` | regions of memory that are suspended and resumed at the same addresses |
+//! | `weirpool-tiers` | regions of memory that are suspended and resumed at the same addresses; blocks that are spilled to the host |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! # Features

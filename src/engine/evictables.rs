@@ -41,8 +41,6 @@ pub(crate) struct Candidate {
     pub(crate) block: BlockId,
     pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
-    /// Whether it is copied elsewhere before it is free, which takes its time.
-    pub(crate) is_copied: bool,
     /// The account that the memory is charged to, if any.
     pub(crate) tag: Option<Tag>,
     pub(crate) home: Home,
@@ -98,8 +96,6 @@ struct List {
     under_way: usize,
     evictions: u64,
     evicted: u64,
-    /// Evicted bytes behind copies, as far as they may be pending still.
-    copied: u64,
 }
 
 impl List {
@@ -267,27 +263,19 @@ impl Evictables {
         (list.evictions, list.evicted)
     }
 
-    /// Returns the evicted bytes that may be behind copies: of the bytes that are pending.
-    pub(super) fn behind_copies(&self, pending: u64) -> u64 {
-        let mut list = self.list.lock();
-        list.copied = list.copied.min(pending);
-        list.copied
-    }
-
     /// Returns whether memory is being evicted, by any thread.
     pub(super) fn is_evicting(&self) -> bool {
         self.list.lock().under_way > 0
     }
 
     /// Ends an eviction, and counts it if memory was freed.
-    fn end_eviction(&self, bytes: Option<u64>, is_copied: bool) {
+    fn end_eviction(&self, bytes: Option<u64>) {
         {
             let mut list = self.list.lock();
             list.under_way -= 1;
             if let Some(bytes) = bytes {
                 list.evictions += 1;
                 list.evicted = list.evicted.wrapping_add(bytes);
-                list.copied += bytes * u64::from(is_copied);
             }
         }
         if let Some(bytes) = bytes {
@@ -336,7 +324,7 @@ impl Evictables {
         let memory = candidate.memory.upgrade();
         let is_freed = memory.is_some_and(|memory| memory.evict());
         let bytes = is_freed.then_some(candidate.bytes);
-        self.end_eviction(bytes, candidate.is_copied);
+        self.end_eviction(bytes);
         bytes.unwrap_or(0)
     }
 

@@ -165,6 +165,8 @@ impl Books {
 
     /// Notes one user less.
     pub(crate) fn unpinned(&mut self, id: u64, pin: Pinned, trash: &mut Trash) {
+        // Others may have freed memory of the host.
+        self.list_parked(trash);
         let at = self.next();
         let Some(entry) = self.entries.get(&id) else {
             trash.pins.push(pin);
