@@ -128,12 +128,13 @@ fn fetch_against_a_fetch() {
         let memory = Arc::new(memory);
         let other = {
             let (memory, stream) = (memory.clone(), site.stream.clone());
-            thread::spawn(move || drop(poll(&mut memory.fetch(&stream))))
+            thread::spawn(move || poll(&mut memory.fetch(&stream)))
         };
         let (count, waker) = Count::new();
         let mut fetch = memory.fetch(&site.stream);
         let polled = Pin::new(&mut fetch).poll(&mut Context::from_waker(&waker));
-        other.join().unwrap();
+        // In use until this one is served, which otherwise evicts it for itself.
+        let other = other.join().unwrap();
         match polled {
             Poll::Ready(fetched) => drop(fetched.unwrap()),
             Poll::Pending => {
@@ -141,6 +142,7 @@ fn fetch_against_a_fetch() {
                 drop(site.fetch(fetch));
             }
         }
+        drop(other);
         assert_eq!(site.tier.figures().fetches, 1);
         drop(Arc::into_inner(memory));
         site.end();
