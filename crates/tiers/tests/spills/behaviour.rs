@@ -234,6 +234,34 @@ fn memory_is_pending_until_its_copy_is_complete_and_work_goes_on_beside_it() {
     device.assert_ordered();
 }
 
+/// Searches that find the memory behind its copy spill no more, however often the request is searched for.
+#[test]
+fn request_that_waits_for_a_copy_spills_no_more() {
+    let device = SimDevice::builder()
+        .memory(64 * MIB)
+        .host_memory(64 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let site = Site::on(device.clone(), 64 * MIB, 64 * MIB);
+    let memory: Vec<_> = (0..8).map(|value| site.spillable(8 * MIB, value)).collect();
+    device.advance_to_end();
+    let other = site.pool.create_stream().unwrap();
+    let mut request = Box::pin(site.pool.allocate(&other, 16 * MIB));
+    let granted = loop {
+        if let std::task::Poll::Ready(granted) = poll(request.as_mut()) {
+            break granted.unwrap();
+        }
+        // A change that has it searched for.
+        drop(site.stream.event().unwrap());
+        site.stream.seal().unwrap();
+        device.advance(Duration::from_micros(20));
+    };
+    assert_eq!(site.tier.figures().spills, 2);
+    drop((granted, request, memory));
+    device.advance_to_end();
+    device.assert_ordered();
+}
+
 /// The checker finds each copy that is not ordered: after the uses on all streams, and before the work of the stream of
 /// the fetch, also work that names an address alone.
 #[test]
