@@ -3,7 +3,7 @@
 use super::*;
 use loom::thread;
 use std::any::Any;
-use weirpool::device::{DeviceId, DeviceStream, RawStream};
+use weirpool::device::{DeviceError, DeviceId, DeviceStream, RawStream, StreamProperties};
 use weirpool::{AllocError, Source, WhenShort};
 
 /// A stream that the pool cannot keep alive.
@@ -11,20 +11,14 @@ struct External(DeviceId, RawStream);
 
 // SAFETY: the simulated device refuses the names of destroyed streams.
 unsafe impl DeviceStream for External {
-    fn device_id(&self) -> DeviceId {
-        self.0
-    }
-
-    fn raw(&self) -> RawStream {
-        self.1
+    fn properties(&self) -> Result<StreamProperties, DeviceError> {
+        let mut properties = StreamProperties::new(self.0, self.1);
+        properties.external_id = Some(1);
+        Ok(properties)
     }
 
     fn keep_alive(&self) -> std::sync::Arc<dyn Any + Send + Sync> {
         std::sync::Arc::new(())
-    }
-
-    fn external_id(&self) -> Option<u64> {
-        Some(1)
     }
 }
 

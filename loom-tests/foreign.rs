@@ -4,7 +4,7 @@
 use super::*;
 use loom::thread;
 use std::any::Any;
-use weirpool::device::{DeviceAddress, DeviceId, DeviceStream, RawStream};
+use weirpool::device::{DeviceAddress, DeviceError, DeviceStream, StreamProperties};
 use weirpool::extend::{ForeignMemory, Passages};
 use weirpool::{Pool, Tag, Unordered};
 
@@ -48,12 +48,8 @@ struct Wrapped(SimStream, Arc<(SimStream, Asks)>);
 // SAFETY: the owner keeps the stream of the simulated device.
 #[allow(unsafe_code, reason = "implements the device's contract")]
 unsafe impl DeviceStream for Wrapped {
-    fn device_id(&self) -> DeviceId {
-        self.0.device_id()
-    }
-
-    fn raw(&self) -> RawStream {
-        self.0.raw()
+    fn properties(&self) -> Result<StreamProperties, DeviceError> {
+        Ok(StreamProperties::new(self.0.device_id(), self.0.raw()))
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {

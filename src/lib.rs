@@ -94,7 +94,6 @@ pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
 mod interop;
-mod lane;
 mod measure;
 mod observe;
 mod pool;
@@ -159,6 +158,7 @@ pub(crate) use weirpool_heap::{self as heap, id};
 pub use weirpool_heap::{
     GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, WhenShort, id::StreamId,
 };
+pub(crate) use weirpool_lane as lane;
 pub(crate) use weirpool_sync::{self as sync, background, timer, worker};
 
 #[cfg(doctest)]

@@ -63,6 +63,7 @@ fn page_lists_every_file_that_uses_unsafe() {
         "canaries",
         "device",
         "driver-pool",
+        "lane",
         "share",
         "sim",
         "cuda",

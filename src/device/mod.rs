@@ -22,7 +22,7 @@ pub use weirpool_device::{
     Chunk, CopyBetween, CopyEnd, Device, DeviceAddress, DeviceError, DeviceErrorKind, DeviceId,
     DriverPoolProperties, DriverPools, Explain, Graph, HandleType, HandleTypes, Hold, HostFunction,
     HostUse, Kept, MemoryInfo, MemoryKind, MemoryKinds, Peer, PeerAccess, Peers, PoolAttribute,
-    Pooling, RawEvent, RawPool, RawStream, Transfer, WatchId,
+    Pooling, RawEvent, RawPool, RawStream, StreamProperties, Transfer, WatchId,
 };
 
 #[cfg(unix)]
@@ -44,4 +44,4 @@ pub use list::list;
 pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;
-pub(crate) use watch::{OwnsEvent, Watch, WatchedTransfer};
+pub(crate) use watch::WatchedTransfer;

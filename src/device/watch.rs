@@ -1,43 +1,8 @@
-//! Watches on events and copies of a device, as owned values.
+//! Watches on copies of a device, as owned values.
 
-use super::{Device, RawEvent, Transfer, WatchId};
+use super::{Device, Transfer, WatchId};
 use crate::sync::{assert_unlocked, plain::Arc};
 use std::task::Waker;
-
-/// The owner of an event, which a [`Watch`] keeps alive.
-///
-/// # Safety
-/// [`event`](Self::event) returns the same event and device for as long as the owner lives, and the event is neither
-/// destroyed nor recorded again before the owner is dropped.
-pub(crate) unsafe trait OwnsEvent {
-    /// Returns the event and its device.
-    fn event(&self) -> (&dyn Device, RawEvent);
-}
-
-/// A watch on an event; cancelled when dropped. It keeps the event's owner.
-#[derive(Debug)]
-#[must_use = "dropping a watch cancels it"]
-pub(crate) struct Watch<O: OwnsEvent> {
-    id: WatchId,
-    owner: crate::sync::Arc<O>,
-}
-
-impl<O: OwnsEvent> Watch<O> {
-    /// Calls `waker` once when the event's last record completes or fails; immediately if it already has.
-    pub(crate) fn new(owner: crate::sync::Arc<O>, waker: &Waker) -> Self {
-        assert_unlocked("watch");
-        let (device, event) = owner.event();
-        // SAFETY: `owner`, which this watch holds, keeps the event; dropping the watch cancels it first.
-        let id = unsafe { device.watch(event, waker) };
-        Self { id, owner }
-    }
-}
-
-impl<O: OwnsEvent> Drop for Watch<O> {
-    fn drop(&mut self) {
-        self.owner.event().0.unwatch(self.id);
-    }
-}
 
 /// A copy between host and device, and a watch on it.
 pub(crate) struct WatchedTransfer {

@@ -271,3 +271,37 @@ pub(crate) fn order_after_grant(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::device::sim::{Operation, SimDevice};
+    use crate::{Pool, Stream};
+    use std::time::Duration;
+
+    /// A stream for each request hands its result to a stream that stays, and takes its input from there.
+    #[test]
+    fn clocks_stay_bounded_with_a_stream_per_request() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let hub = pool.register(&device.create_stream()).unwrap();
+        let lane_of = |stream: &Stream| stream.registration().lane.clone();
+        let mut longest = 0;
+        let requests = if cfg!(miri) { 40 } else { 1000 };
+        for _ in 0..requests {
+            let work = device.create_stream();
+            let request = pool.register(&work).unwrap();
+            request.wait(&hub.event().unwrap()).unwrap();
+            let block = pool.try_allocate(&request, 1 << 20).unwrap();
+            work.submit(Operation::new(Duration::from_micros(1)));
+            drop(block);
+            hub.wait(&request.event().unwrap()).unwrap();
+            for stream in [&hub, &request] {
+                longest = longest.max(lane_of(stream).timeline.clock().iter().count());
+            }
+            drop(request);
+            device.advance(Duration::from_micros(10));
+            pool.maintain().reap().unwrap();
+        }
+        assert!(longest < 50, "{longest} entries");
+    }
+}

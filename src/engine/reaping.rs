@@ -2,10 +2,10 @@
 
 use super::streams::Watches;
 use super::{Change, Engine, HeapStore, Shared, ordering};
-use crate::device::{DeviceError, Watch};
+use crate::device::DeviceError;
 use crate::heap::{self, Order};
 use crate::id::Ticket;
-use crate::lane::{Flush, Lane};
+use crate::lane::{Flush, Lane, Watch};
 use crate::seam::Fact;
 use crate::sync::Arc;
 use smallvec::SmallVec;

@@ -1,7 +1,7 @@
 //! How a stream becomes known to the pool.
 
 use super::{Engine, reaping};
-use crate::device::{Device, DeviceStream};
+use crate::device::{Device, DeviceStream, StreamProperties};
 use crate::error::StreamError;
 use crate::lane::{Lane, Neighbour};
 use crate::seam::Fact;
@@ -15,9 +15,10 @@ pub(crate) fn register(
     engine: &Engine,
     stream: &dyn DeviceStream,
 ) -> Result<Arc<Lane>, StreamError> {
-    let neighbour = engine.streams.neighbours.with_access(stream.device_id())?;
-    engine.shared.expect_seen_by(stream.raw())?;
-    register_at(engine, stream, neighbour)
+    let properties = stream.properties()?;
+    let neighbour = engine.streams.neighbours.with_access(properties.device)?;
+    engine.shared.expect_seen_by(properties.raw)?;
+    Ok(register_at(engine, stream, properties, neighbour))
 }
 
 /// Registers a stream on which only copies that the device makes are noted.
@@ -30,7 +31,7 @@ pub(crate) fn register_for_copies(
     device: &plain::Arc<dyn Device>,
 ) -> Result<Arc<Lane>, StreamError> {
     let neighbour = engine.streams.neighbours.of_copies(device)?;
-    let lane = register_at(engine, stream, neighbour)?;
+    let lane = register_at(engine, stream, stream.properties()?, neighbour);
     lane.set_for_copies(true);
     Ok(lane)
 }
@@ -38,15 +39,19 @@ pub(crate) fn register_for_copies(
 fn register_at(
     engine: &Engine,
     stream: &dyn DeviceStream,
+    properties: StreamProperties,
     neighbour: Option<Arc<Neighbour>>,
-) -> Result<Arc<Lane>, StreamError> {
-    stream.admit()?;
+) -> Arc<Lane> {
     // A new stream removes some that are gone, so that their number stays bounded.
     reaping::reap_retired(engine, None);
     let id = engine.streams.lanes.lock().next_id();
     let (bounds, gate) = (engine.shared.settings.lane, engine.shared.gate.clone());
-    let lane = Lane::new(id, stream, bounds, gate, &engine.streams.active);
+    let (owner, active) = (stream.keep_alive(), &engine.streams.active);
+    let lane = Lane::new(id, properties, owner, bounds, gate, active);
     let lane = Arc::new(lane.on(neighbour));
+    if let Some(name) = stream.name() {
+        lane.name.get_or_init(|| name);
+    }
     // The heap knows the stream and its completed point before any block is freed on it.
     engine
         .store
@@ -59,5 +64,5 @@ fn register_at(
         .store
         .announcer
         .tell(|| Fact::StreamRegistered { stream, name });
-    Ok(lane)
+    lane
 }

@@ -4,14 +4,14 @@ use super::kept::KeepingReservations;
 use super::lanes::{Lanes, Registry};
 use super::neighbours::Neighbours;
 use super::{HeapStore, Shared};
-use crate::device::{Host, Watch};
+use crate::device::StreamProperties;
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{ActiveStreams, CacheBounds, Events, Flush, Lane, Marker};
-use crate::sync::{Arc, Busy, Guards};
+use crate::lane::{ActiveStreams, CacheBounds, Events, Flush, Lane, Watch};
+use crate::sync::{Arc, Busy, Guards, plain};
 use std::collections::BTreeMap;
 
 /// Watches on points of streams. A watch holds its marker, so that the event is not recorded again.
-pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch<Marker>>;
+pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch>;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -27,11 +27,11 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(super) fn new(Shared { device, gate, .. }: &Shared) -> Self {
-        let host = Host(device.id());
         let active = Arc::new(ActiveStreams::new());
         let neutral = Lane::new(
             StreamId::SET_ASIDE,
-            &host,
+            StreamProperties::of_host(device.id()),
+            plain::Arc::new(()),
             CacheBounds::NONE,
             gate.clone(),
             &active,

@@ -11,9 +11,9 @@
 use super::device_memory::HeldChunks;
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};
-use crate::device::{Access, Device, RawStream, Watch};
+use crate::device::{Access, Device, RawStream};
 use crate::heap::inspect;
-use crate::lane::{Flush, Lane, Marker};
+use crate::lane::{Flush, Lane, Marker, Watch};
 use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Arc, assert_unlocked, plain};
 use std::task::{Wake, Waker};
@@ -41,7 +41,7 @@ struct Assets {
     /// Plain segments: address and bytes.
     segments: Vec<(u64, u64)>,
     lanes: Vec<Arc<Lane>>,
-    watch: Option<Watch<Marker>>,
+    watch: Option<Watch>,
 }
 
 /// How far the work is that may still touch the memory.

@@ -2,7 +2,7 @@
 
 use super::native::Native;
 use super::{CaptureClock, GraphUses, Observers, Presence, Route};
-use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
+use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, StreamProperties};
 use crate::engine::{CapacityCopy, Change, maintenance, order, registering, release};
 use crate::error::StreamError;
 use crate::id::Ticket;
@@ -53,7 +53,7 @@ impl Registration {
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
         let lane = registering::register(&presence.service.engine, stream)?;
-        Ok(Self::of_lane(presence, stream, lane))
+        Ok(Self::of_lane(presence, stream.native(), lane))
     }
 
     /// Returns a registration of another pool's stream with this one, on which copies are noted: one that exists, or a
@@ -74,12 +74,12 @@ impl Registration {
         }
         let other = StreamOfOtherPool(stream);
         let lane = registering::register_for_copies(&presence.service.engine, &other, device)?;
-        Ok(Self::of_lane(presence, &other, lane))
+        Ok(Self::of_lane(presence, other.native(), lane))
     }
 
     fn of_lane(
         presence: &plain::Arc<Presence>,
-        stream: &dyn DeviceStream,
+        native: Option<plain::Arc<dyn Any + Send + Sync>>,
         lane: Arc<Lane>,
     ) -> Arc<Self> {
         let service = presence.service.clone();
@@ -88,7 +88,7 @@ impl Registration {
             step: shared.settings.alignment,
             capacity: store.capacity.clone(),
             observers: presence.observers.clone(),
-            native: Native::of(stream, &**lane.device(&shared.device)),
+            native: Native::of(native, &lane, &**lane.device(&shared.device)),
             service,
             lane,
             handles: SharedNumber::new(0),
@@ -111,7 +111,11 @@ impl Registration {
 
     /// Returns whether this is a stream of that name, and not an external one.
     #[cfg(feature = "cuda")]
-    pub(crate) fn is_of(&self, device: DeviceId, raw: RawStream) -> bool {
+    pub(crate) fn is_of(
+        &self,
+        device: crate::device::DeviceId,
+        raw: crate::device::RawStream,
+    ) -> bool {
         !self.lane.is_external && self.lane.raw == raw && self.stream_device().id() == device
     }
 
@@ -244,12 +248,13 @@ struct StreamOfOtherPool<'a>(&'a Registration);
 // SAFETY: the lane is of that stream, and holds its owner.
 #[allow(unsafe_code, reason = "stands for the lane's stream")]
 unsafe impl DeviceStream for StreamOfOtherPool<'_> {
-    fn device_id(&self) -> DeviceId {
-        self.0.stream_device().id()
-    }
-
-    fn raw(&self) -> RawStream {
-        self.0.lane.raw
+    fn properties(&self) -> Result<StreamProperties, DeviceError> {
+        let lane = &self.0.lane;
+        let mut properties = StreamProperties::new(self.0.stream_device().id(), lane.raw);
+        properties.takes_waits = lane.takes_waits;
+        // The number matters only to registrations that are found again, which those of external streams are not.
+        properties.external_id = lane.is_external.then_some(0);
+        Ok(properties)
     }
 
     fn keep_alive(&self) -> plain::Arc<dyn Any + Send + Sync> {
@@ -260,17 +265,8 @@ unsafe impl DeviceStream for StreamOfOtherPool<'_> {
         self.0.native.shared()
     }
 
-    fn takes_waits(&self) -> bool {
-        self.0.lane.takes_waits
-    }
-
     fn name(&self) -> Option<plain::Arc<str>> {
         self.0.lane.name().map(Into::into)
-    }
-
-    fn external_id(&self) -> Option<u64> {
-        // The number matters only to registrations that are found again, which those of external streams are not.
-        self.0.lane.is_external.then_some(0)
     }
 }
 
@@ -296,7 +292,6 @@ mod tests {
     use crate::Pool;
     use crate::device::sim::{Checker, SimDevice};
     use crate::sync::Arc;
-    use std::collections::HashSet;
 
     /// Each reference leads to all streams of the pool: printing them would never end.
     #[test]
@@ -329,28 +324,5 @@ mod tests {
         let owners = Arc::strong_count(registration);
         drop(take());
         assert_eq!(Arc::strong_count(registration), owners + 1);
-    }
-
-    /// Other tests use slots as well, at most one for each stream that they have at a time, and some for its threads.
-    #[test]
-    fn new_streams_reuse_the_locks_of_retired_ones() {
-        const ROUNDS: usize = 2000;
-        let device = SimDevice::new();
-        for is_sharded in [false, true] {
-            let pool = Pool::builder(device.clone()).build().unwrap();
-            let (mut used, mut slots) = (0, HashSet::new());
-            for _ in 0..ROUNDS {
-                let stream = pool.register(&device.create_stream()).unwrap();
-                if is_sharded {
-                    stream.registration().lane.cache.share();
-                }
-                drop(pool.try_allocate(&stream, 4096).unwrap());
-                let locks = stream.registration().lane.cache.addresses_of_locks();
-                used += locks.len();
-                slots.extend(locks);
-            }
-            assert!(used > ROUNDS || !is_sharded);
-            assert!(slots.len() < used / 2, "{} slots", slots.len());
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Streams that the pool makes.
 
-use crate::device::{Device, DeviceError, DeviceId, DeviceStream, RawStream};
+use crate::device::{Device, DeviceError, DeviceStream, RawStream, StreamProperties};
 use crate::sync::plain::Arc;
 use std::any::Any;
 
@@ -24,12 +24,8 @@ impl OwnStream {
 // SAFETY: the device made the stream, which lives until its last owner is dropped.
 #[allow(unsafe_code, reason = "a stream that the device made")]
 unsafe impl DeviceStream for OwnStream {
-    fn device_id(&self) -> DeviceId {
-        self.0.device.id()
-    }
-
-    fn raw(&self) -> RawStream {
-        self.0.raw
+    fn properties(&self) -> Result<StreamProperties, DeviceError> {
+        Ok(StreamProperties::new(self.0.device.id(), self.0.raw))
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {

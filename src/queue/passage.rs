@@ -1,11 +1,11 @@
 //! The future of a stream's point: it is ready once the device has passed it.
 
 use super::Service;
-use crate::device::{DeviceError, Watch};
+use crate::device::DeviceError;
 use crate::engine::{ordering, reaping};
 use crate::heap::Fences;
 use crate::id::Ticket;
-use crate::lane::{Lane, Marker};
+use crate::lane::{Lane, Watch};
 use crate::sync::Arc;
 use crate::worker;
 use smallvec::SmallVec;
@@ -26,7 +26,7 @@ pub(crate) struct Passage {
     lane: Arc<Lane>,
     ticket: Ticket,
     /// The marker is held for as long as its event is watched: it must not be recorded anew.
-    watch: Option<Watch<Marker>>,
+    watch: Option<Watch>,
 }
 
 impl Passage {

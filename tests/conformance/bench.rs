@@ -2,8 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream, NativeStream};
+use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream, NativeStream, RawStream};
 use weirpool::{Block, PoolBuilder, Upstream};
+
+/// Returns the device's name of a stream.
+pub(crate) fn raw(work: &impl DeviceStream) -> RawStream {
+    work.properties().unwrap().raw
+}
 
 /// A device under test, with the work that the suite needs.
 ///

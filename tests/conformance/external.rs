@@ -1,13 +1,14 @@
 //! Streams of other libraries, which the pool cannot keep alive. Their owner destroys them at any time, and their
 //! handle may be reused.
 
+use crate::bench;
 use crate::bench::{Bench, Gate};
 use crate::common::{MIB, now, poll};
 use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::Unordered;
-use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
+use weirpool::device::{DeviceErrorKind, RawStream};
 use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WhenShort};
 use weirpool_compat::RawPool;
 
@@ -40,7 +41,7 @@ impl<B: Bench> Guests<B> {
     }
 
     fn calls_on(&self, guest: &Worker<B>) -> u64 {
-        self.probe.calls_on(guest.work.raw())
+        self.probe.calls_on(bench::raw(&guest.work))
     }
 }
 
@@ -53,7 +54,7 @@ pub(crate) fn lookup_by_handle_finds_the_registration<B: Bench>() {
     assert_ne!(streams[0].id(), streams[1].id());
     for (work, stream) in works.iter().zip(&streams) {
         assert_eq!(find(work).id(), stream.id());
-        assert_eq!(stream.raw(), work.raw());
+        assert_eq!(stream.raw(), bench::raw(work));
     }
     // While one of its blocks lives, and when none does.
     let block = site.pool.try_allocate(&streams[0], MIB).unwrap();
@@ -71,7 +72,7 @@ pub(crate) fn recycled_handle_is_another_stream<B: Bench>() {
     let mut is_recycled = false;
     for _ in 0..16 {
         let guest = guests.guest();
-        let handle = guest.work.raw();
+        let handle = bench::raw(&guest.work);
         is_recycled |= handles.contains(&handle);
         assert!(!ids.contains(&guest.stream.id()), "{handle}");
         let block = guest.take(MIB);
@@ -121,7 +122,7 @@ fn free_and_destroy<B: Bench>(guests: &Guests<B>, bytes: u64) -> (RawStream, u64
     let block = guest.take(bytes);
     let gate = guest.use_until_opened(&block, 1);
     drop(block);
-    let name = guest.work.raw();
+    let name = bench::raw(&guest.work);
     (name, guests.probe.calls_on(name), gate)
 }
 

@@ -1,5 +1,6 @@
 //! Addresses instead of blocks, as an allocator hook of a C library hands them out and takes them back.
 
+use crate::bench;
 use crate::bench::{Bench, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
@@ -9,7 +10,6 @@ use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
-use weirpool::device::DeviceStream;
 use weirpool::{AllocError, BlockState, Source};
 use weirpool_compat::{RawError, RawPool};
 
@@ -121,7 +121,7 @@ pub(crate) fn address_is_freed_after_its_stream_is_destroyed<B: Bench>() {
     let work = site.bench.stream();
     let external = site.bench.external(&work);
     let address = raw.try_allocate(&external, 8 * MIB).unwrap();
-    let name = work.raw();
+    let name = bench::raw(&work);
     let calls = probe.calls_on(name);
     drop(work);
     let second = site.bench.hold(&other.work);
@@ -168,7 +168,7 @@ pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
     });
     let [own, further, heir] = site.workers();
     let raw = RawPool::new(&site.pool);
-    let name = further.work.raw();
+    let name = bench::raw(&further.work);
     let earlier = raw.try_allocate(&own.work, 8 * MIB).unwrap();
     own.fill(span(earlier, 8 * MIB), 1);
     let first = site.bench.hold(&own.work);

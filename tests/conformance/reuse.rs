@@ -1,11 +1,11 @@
 //! Which stream gets freed memory, when, and behind which work.
 
+use crate::bench;
 use crate::bench::Bench;
 use crate::common::MIB;
 use crate::parts::halves;
 use crate::site::{ONLY_COMPLETE, Site, Worker, eventually, settle_all};
 use futures::executor::block_on;
-use weirpool::device::DeviceStream;
 use weirpool::{PoolBuilder, Sealing, Source};
 
 /// Umpire `check_states`, cupy `free_stream`: a block is freed and allocated again on the same stream at once,
@@ -290,19 +290,19 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
 pub(crate) fn recycled_stream_handle_inherits_nothing<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let old = site.worker();
-    let (raw, id) = (old.work.raw(), old.stream.id());
+    let (raw, id) = (bench::raw(&old.work), old.stream.id());
     let block = old.take(8 * MIB);
     let gate = old.use_until_opened(&block, 1);
     drop(block);
     // While its work runs, the driver cannot reuse the handle, although the user dropped the stream.
     drop(old);
     let held: Vec<_> = (0..8).map(|_| site.worker()).collect();
-    assert!(held.iter().all(|worker| worker.work.raw() != raw));
+    assert!(held.iter().all(|worker| bench::raw(&worker.work) != raw));
     held[0].take_nothing(MIB);
     gate.open();
     eventually(|| site.pool.maintain().reap().unwrap());
     let new: Vec<_> = (0..8).map(|_| site.worker()).collect();
-    let heir = new.iter().find(|worker| worker.work.raw() == raw);
+    let heir = new.iter().find(|worker| bench::raw(&worker.work) == raw);
     assert!(B::RECYCLES_STREAM_HANDLES.is_none_or(|recycles| recycles == heir.is_some()));
     let heir = heir.unwrap_or(&new[0]);
     assert_ne!(heir.stream.id(), id);

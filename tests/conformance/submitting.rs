@@ -57,7 +57,7 @@ pub(crate) fn closure_gets_the_stream_of_the_backend<B: Bench>() {
         let raw = worker.stream.raw();
         let bench = &site.bench;
         let task = worker.submit(&block, |work: &B::Work, memory| {
-            assert_eq!(weirpool::device::DeviceStream::raw(work), raw);
+            assert_eq!(crate::bench::raw(work), raw);
             bench.fill(work, memory.into(), 7);
             bench.compare(work, memory.into(), 7, site.witness.ask());
             "submitted"

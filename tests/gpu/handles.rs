@@ -202,7 +202,7 @@ pub(crate) fn permanent_stream_is_treated_like_a_kept_one() {
     std::mem::forget(guest);
     // SAFETY: nothing destroys it.
     let stream = unsafe { site.bench.device.permanent_stream(handle) }.unwrap();
-    assert_eq!(stream.external_id(), None);
+    assert_eq!(stream.properties().external_id, None);
     let id = raw.stream(&stream).unwrap().id();
     let (gatekeeper, heir) = (site.worker(), site.worker());
     let seen = gatekeeper.take(2 * MIB);

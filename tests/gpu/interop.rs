@@ -4,7 +4,7 @@
 //! A copy from or to ordinary host memory blocks its thread while its stream is held. So tests that hold a stream use
 //! copies within the device, and fills.
 
-use crate::bench::{Bench, Gate};
+use crate::bench::{Bench, Gate, raw};
 use crate::common::MIB;
 use crate::cuda::{Cuda, Mapped};
 use crate::gpu::{another_context, text_of};
@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use weirpool::device::{Argument, DeviceStream};
+use weirpool::device::Argument;
 use weirpool::{Buffer, Source, Unordered};
 
 type Here = Cuda<Mapped>;
@@ -71,7 +71,7 @@ pub(crate) fn copies_of_cudarc_accept_buffers() {
     }
     assert_eq!(DeviceSlice::stream(&from).as_ref(), home.work.as_ref());
     let made = site.pool.buffer::<u32>(&own, 1).try_now().unwrap();
-    assert_eq!(DeviceSlice::stream(&made).raw(), own.raw());
+    assert_eq!(raw(DeviceSlice::stream(&made)), own.raw());
 
     // Parts of buffers, and bytes.
     let expected = numbers(11);

@@ -8,7 +8,7 @@
 use crate::mutex::Mutex;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
-use weirpool::device::{DeviceStream, RawStream};
+use weirpool::device::{DeviceStream, RawStream, StreamProperties};
 use weirpool::{Pool, Stream, StreamError};
 
 /// The least number of external streams at which they are looked through: a program has a few dozen.
@@ -41,10 +41,10 @@ struct Known {
 }
 
 impl Name {
-    fn of(work: &impl DeviceStream) -> Self {
-        match work.external_id() {
+    fn of(work: &StreamProperties) -> Self {
+        match work.external_id {
             Some(id) => Self::External(id),
-            None => Self::Kept(work.raw()),
+            None => Self::Kept(work.raw),
         }
     }
 
@@ -63,10 +63,11 @@ impl KnownStreams {
         pool: &Pool,
         work: &W,
     ) -> Result<Arc<Stream>, StreamError> {
-        if work.device_id() != pool.device().id() {
+        let properties = work.properties()?;
+        if properties.device != pool.device().id() {
             return Err(StreamError::ForeignDevice);
         }
-        let name = Name::of(work);
+        let name = Name::of(&properties);
         if let Some(known) = self.0.lock().streams.get_mut(&name) {
             known.was_asked_for = true;
             return Ok(known.stream.clone());

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{self, CUstream};
 use std::any::Any;
 use std::collections::BTreeMap;
 use weirpool_device::plain::{Arc, Mutex, OnceLock};
-use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
+use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream, StreamProperties};
 
 const CALL: &str = "external_stream";
 
@@ -187,15 +187,13 @@ impl ExternalStream {
         }
     }
 
-    /// Returns whether a wait may be inserted into the stream. A wait in the legacy default stream would hold up all
-    /// others.
-    pub fn takes_waits(&self) -> bool {
-        !is_legacy_default(self.raw)
-    }
-
-    /// Returns the driver's id of the stream, which no other stream of the process ever has, or an id for the capture
-    /// that the stream is part of; `None` for a stream that is never destroyed.
-    pub fn external_id(&self) -> Option<u64> {
-        self.id
+    /// Returns what a pool has to know of the stream. Its id is the driver's, which no other stream of the process ever has,
+    /// or one for the capture that the stream is part of; a stream that is never destroyed has none. No wait may be
+    /// inserted into the legacy default stream: it would hold up all others.
+    pub fn properties(&self) -> StreamProperties {
+        let mut properties = StreamProperties::new(self.device, self.raw);
+        properties.takes_waits = !is_legacy_default(self.raw);
+        properties.external_id = self.id;
+        properties
     }
 }

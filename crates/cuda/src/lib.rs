@@ -63,7 +63,7 @@ mod watcher;
 /// What `weirpool` needs to register cudarc's streams and to pass blocks to cudarc. Not part of the public interface.
 #[doc(hidden)]
 pub mod native {
-    pub use crate::stream::{admit, default_of, keep_alive, names_of, of_native, takes_waits};
+    pub use crate::stream::{default_of, keep_alive, names_of, of_native, properties};
     pub use cudarc::driver::sys::CUdeviceptr;
     pub use cudarc::driver::{
         CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,

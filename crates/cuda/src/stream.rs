@@ -6,7 +6,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use std::any::Any;
 use std::collections::BTreeMap;
 use weirpool_device::plain::{Arc, Mutex};
-use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
+use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream, StreamProperties};
 
 /// Handles with a special meaning: `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`.
 const LEGACY: u64 = 1;
@@ -107,19 +107,18 @@ pub fn keep_alive(stream: &Arc<CudaStream>) -> Arc<dyn Any + Send + Sync> {
     Arc::new(Kept::new(stream))
 }
 
-/// Returns whether a wait may be inserted into the stream. One in the legacy default stream would hold up all others.
-pub fn takes_waits(stream: &CudaStream) -> bool {
-    !is_legacy_default(raw(stream.cu_stream()))
-}
-
-/// Checks that a pool can follow the stream's order.
+/// Returns what a pool has to know of the stream. No wait may be inserted into the legacy default stream: it would hold up all
+/// others.
 ///
 /// # Errors
 /// Returns [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream, which is another stream on
 /// each thread, under one handle.
-pub fn admit(stream: &CudaStream) -> Result<(), DeviceError> {
-    if raw(stream.cu_stream()).0 != PER_THREAD {
-        return Ok(());
+pub fn properties(stream: &CudaStream) -> Result<StreamProperties, DeviceError> {
+    let (device, raw) = names_of(stream);
+    if raw.0 != PER_THREAD {
+        let mut properties = StreamProperties::new(device, raw);
+        properties.takes_waits = !is_legacy_default(raw);
+        return Ok(properties);
     }
     Err(DeviceError::new(
         "register",

@@ -32,6 +32,7 @@ mod pooling;
 #[cfg(unix)]
 #[allow(unsafe_code, reason = "the contract")]
 mod sharing;
+mod stream_properties;
 mod transfer;
 
 pub use address::DeviceAddress;
@@ -55,4 +56,5 @@ pub use peers::Peers;
 pub use pooling::Pooling;
 #[cfg(unix)]
 pub use sharing::Sharing;
+pub use stream_properties::StreamProperties;
 pub use transfer::Transfer;

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 use weirpool_device::plain::{Arc, Weak};
-use weirpool_device::{Device, DeviceError, DeviceId, RawStream};
+use weirpool_device::{Device, DeviceError, DeviceId, RawStream, StreamProperties};
 
 /// A stream of a simulated device: an in-order queue of operations, records, waits and signals.
 ///
@@ -187,6 +187,11 @@ impl SimStream {
     /// Returns the name that the stream was created with, if it was given one.
     pub fn name(&self) -> Option<Arc<str>> {
         self.label().name().map(Into::into)
+    }
+
+    /// Returns what a pool has to know of the stream.
+    pub fn properties(&self) -> StreamProperties {
+        StreamProperties::new(self.device_id(), self.raw())
     }
 
     /// Returns the label by which reports name the stream.

@@ -109,12 +109,11 @@ impl Wrapped {
 
 // SAFETY: the owner keeps the stream of the simulated device.
 unsafe impl DeviceStream for Wrapped {
-    fn device_id(&self) -> DeviceId {
-        self.work.device_id()
-    }
-
-    fn raw(&self) -> RawStream {
-        self.work.raw()
+    fn properties(&self) -> Result<StreamProperties, DeviceError> {
+        Ok(StreamProperties::new(
+            self.work.device_id(),
+            self.work.raw(),
+        ))
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {

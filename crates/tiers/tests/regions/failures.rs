@@ -10,7 +10,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures::future::{Either, join, select};
 use std::time::{Duration, Instant};
 use weirpool::device::sim::{Backing, Call, Fault, Operation, SimDevice, SimStream};
-use weirpool::device::{Device, DeviceErrorKind, DeviceId, DeviceStream, MemoryKind, RawStream};
+use weirpool::device::{
+    Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, MemoryKind, RawStream,
+    StreamProperties,
+};
 use weirpool::{AllocError, Block, Pool, Stream, StreamError, Tag, Upstream};
 use weirpool_tiers::{Entered, Keep, Region, RegionError, Regions, resume_all, suspend_all};
 
@@ -36,20 +39,14 @@ struct External(DeviceId, RawStream);
 // SAFETY: the simulated device refuses the names of streams that are gone.
 #[allow(unsafe_code, reason = "implements the seam")]
 unsafe impl DeviceStream for External {
-    fn device_id(&self) -> DeviceId {
-        self.0
-    }
-
-    fn raw(&self) -> RawStream {
-        self.1
+    fn properties(&self) -> Result<StreamProperties, DeviceError> {
+        let mut properties = StreamProperties::new(self.0, self.1);
+        properties.external_id = Some(1);
+        Ok(properties)
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::new(())
-    }
-
-    fn external_id(&self) -> Option<u64> {
-        Some(1)
     }
 }
 

@@ -235,7 +235,7 @@ fn external_stream_of_the_consumer_is_named_only_in_calls() {
     let block = site.written();
     let work = site.device.create_stream();
     let external = External::of(&work);
-    assert!(external.external_id().is_some());
+    assert!(external.properties().unwrap().external_id.is_some());
     let consumer = site.pool.register(&external).unwrap();
     let bytes = [8 * MIB as i64];
     let tensor = block.to_dlpack::<DLManagedTensor>(DLDataType::U8, &bytes, &consumer);

@@ -7,16 +7,19 @@ use std::time::Duration;
 
 /// A host task that holds its stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Holder {
-    pub(crate) name: Option<Cow<'static, str>>,
-    pub(crate) location: &'static Location<'static>,
+pub struct Holder {
+    /// Its name, if it has one.
+    pub name: Option<Cow<'static, str>>,
+    /// Where it was submitted.
+    pub location: &'static Location<'static>,
     /// When it was spawned, on the device's clock.
-    pub(crate) since: Duration,
+    pub since: Duration,
 }
 
 /// How a host task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HostTaskEnding {
+pub enum HostTaskEnding {
+    /// It ran to its end.
     Complete,
     /// It was dropped, or it panicked, and the stream went on without it.
     Abandoned,
@@ -24,7 +27,7 @@ pub(crate) enum HostTaskEnding {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct HostTasks(Mutex<Tasks>);
+pub struct HostTasks(Mutex<Tasks>);
 
 #[derive(Debug, Default)]
 struct Tasks {
@@ -40,7 +43,7 @@ impl HostTasks {
     }
 
     /// Notes a new task. Returns its number.
-    pub(crate) fn begin(&self, holder: Holder) -> u64 {
+    pub fn begin(&self, holder: Holder) -> u64 {
         let mut tasks = self.0.lock();
         tasks.spawned += 1;
         let number = tasks.spawned;
@@ -49,7 +52,7 @@ impl HostTasks {
     }
 
     /// Notes the end of a task.
-    pub(crate) fn end(&self, number: u64, ending: HostTaskEnding) {
+    pub fn end(&self, number: u64, ending: HostTaskEnding) {
         let ended = {
             let mut tasks = self.0.lock();
             tasks.abandoned += u64::from(ending == HostTaskEnding::Abandoned);
@@ -60,7 +63,7 @@ impl HostTasks {
     }
 
     /// Returns the tasks that hold the stream, the first of which it reaches first.
-    pub(crate) fn holders(&self) -> Vec<Holder> {
+    pub fn holders(&self) -> Vec<Holder> {
         let tasks = self.0.lock();
         tasks
             .holders
@@ -70,7 +73,7 @@ impl HostTasks {
     }
 
     /// Returns how many tasks hold the stream, and how many were abandoned so far.
-    pub(crate) fn counts(&self) -> (usize, u64) {
+    pub fn counts(&self) -> (usize, u64) {
         let tasks = self.0.lock();
         (tasks.holders.len(), tasks.abandoned)
     }

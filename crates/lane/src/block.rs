@@ -5,22 +5,28 @@ use crate::id::Ticket;
 
 /// A block that is used or freed, as the lane and the engine need to know it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
+pub struct Use {
+    /// The heap's name of it.
+    pub id: BlockId,
+    /// Where it begins.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
     /// Bytes of it that were not requested.
-    pub(crate) rounding: u32,
+    pub rounding: u32,
 }
 
 /// A block that a stream freed and its lane kept.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CachedBlock {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
+pub struct CachedBlock {
+    /// The heap's name of it.
+    pub id: BlockId,
+    /// Where it begins.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
     /// The ticket under which it was freed.
-    pub(crate) ticket: Ticket,
+    pub ticket: Ticket,
 }
 
 impl CachedBlock {
@@ -37,8 +43,9 @@ impl CachedBlock {
 
 /// A ticket that no further free joins.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Closed {
-    pub(crate) ticket: Ticket,
+pub struct Closed {
+    /// Its name.
+    pub ticket: Ticket,
     /// Whether any free joined it.
     pub(super) covers_frees: bool,
 }
@@ -46,16 +53,19 @@ pub(crate) struct Closed {
 /// The outcome of a free.
 #[derive(Debug)]
 #[must_use = "a block that is not kept must go to the heap, and a closed ticket must be recorded"]
-pub(crate) struct Freed {
-    pub(crate) ticket: Ticket,
-    pub(crate) is_kept: bool,
+pub struct Freed {
+    /// The ticket that the block joined.
+    pub ticket: Ticket,
+    /// Whether the cache has the block; if not, it goes to the heap.
+    pub is_kept: bool,
     /// The ticket that this free closed: its event must be recorded now.
-    pub(crate) closed: Option<Closed>,
+    pub closed: Option<Closed>,
 }
 
 /// Which sizes satisfy a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fit {
+pub enum Fit {
+    /// The size itself.
     Exact,
     /// If there is no block of the size, one that is larger by up to an eighth.
     Near,

@@ -12,15 +12,16 @@ use std::collections::BTreeSet;
 
 /// The ids of the active streams of a pool; see the [module](self).
 #[derive(Debug)]
-pub(crate) struct ActiveStreams(Mutex<BTreeSet<StreamId>>);
+pub struct ActiveStreams(Mutex<BTreeSet<StreamId>>);
 
 impl ActiveStreams {
-    pub(crate) fn new() -> Self {
+    /// Knows no stream yet.
+    pub fn new() -> Self {
         Self(Mutex::new(Guards::Registry, BTreeSet::new()))
     }
 
     /// Returns the ids, in order.
-    pub(crate) fn ids(&self) -> Vec<StreamId> {
+    pub fn ids(&self) -> Vec<StreamId> {
         self.0.lock().iter().copied().collect()
     }
 }

@@ -12,7 +12,7 @@ use crate::id::StreamId;
 
 impl StreamCache {
     /// Returns the order in which the capture's memory is reused, while the stream is being captured.
-    pub(crate) fn capture_order(&self) -> Option<StreamId> {
+    pub fn capture_order(&self) -> Option<StreamId> {
         if !self.is_captured() {
             return None;
         }
@@ -21,7 +21,7 @@ impl StreamCache {
 
     /// Begins a capture whose memory is reused in `order`. From now on the cache grants and keeps nothing, once it is
     /// flushed. Returns whether the stream was not being captured.
-    pub(crate) fn begin_capture(&self, order: StreamId) -> bool {
+    pub fn begin_capture(&self, order: StreamId) -> bool {
         let mut state = self.state.lock();
         let is_first = state.capture.is_none();
         if is_first {
@@ -32,14 +32,14 @@ impl StreamCache {
     }
 
     /// Goes on with another order, if the stream is being captured.
-    pub(crate) fn continue_capture(&self, order: StreamId) {
+    pub fn continue_capture(&self, order: StreamId) {
         if let Some(present) = &mut self.state.lock().capture {
             *present = order;
         }
     }
 
     /// Ends the capture.
-    pub(crate) fn end_capture(&self) {
+    pub fn end_capture(&self) {
         let mut state = self.state.lock();
         if state.capture.take().is_some() {
             self.calls.allow();

@@ -21,7 +21,7 @@ const WIDEST: u64 = 8;
 /// It decides when to seal, which may happen at any time: an outdated value costs at most a few events, and models need
 /// not see the atomics.
 #[derive(Debug)]
-pub(crate) struct Spacing {
+pub struct Spacing {
     /// Unsealed bytes above which a free seals.
     bound: AtomicU64,
     /// When a free sealed last, by the device's clock, in nanoseconds.
@@ -53,7 +53,7 @@ impl Spacing {
     }
 
     /// Notes that a free sealed.
-    pub(crate) fn record_sealed(&self, at: Duration) {
+    pub fn record_sealed(&self, at: Duration) {
         if self.maximum == self.minimum {
             return;
         }
@@ -69,7 +69,7 @@ impl Spacing {
     }
 
     /// Returns the bound to its minimum: another stream wants the freed memory soon.
-    pub(crate) fn reset(&self) {
+    pub fn reset(&self) {
         if self.is_close() {
             self.bound.store(self.minimum, Ordering::Relaxed);
         }

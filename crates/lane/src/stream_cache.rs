@@ -28,8 +28,8 @@ use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
 use super::state::StreamState;
 use crate::heap::BlockId;
+use crate::heap::Mark;
 use crate::id::Ticket;
-use crate::measure::Mark;
 use crate::measure::Source;
 use crate::sync::plain::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Guard, Ordering, SharedState, plain};
@@ -37,16 +37,18 @@ use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
-pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
+pub type Gate = plain::Arc<CachePadded<SharedState>>;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct StreamCache {
-    pub(crate) bounds: CacheBounds,
+pub struct StreamCache {
+    /// What the cache may keep.
+    pub bounds: CacheBounds,
     gate: Gate,
     pub(super) activity: Activity,
     is_external: bool,
-    pub(crate) spacing: Spacing,
+    /// How many bytes are freed between two events.
+    pub spacing: Spacing,
     pub(super) state: OwnedSlot<StreamState>,
     shards: Shards,
     /// Blocks were freed above the bound and no seal followed, so that [`owes_seal`](Self::owes_seal) may be true. Set
@@ -56,12 +58,13 @@ pub(crate) struct StreamCache {
     alternates: AtomicBool,
     /// A bit for each size of which the cache probably has a spare. Set under the lock of the state.
     pub(super) spare: AtomicU64,
-    pub(crate) calls: OwnCalls,
+    /// The pool's own calls on the stream.
+    pub calls: OwnCalls,
 }
 
 /// Keeps a stream's lane registered while a grant for it is being delivered.
 #[derive(Debug)]
-pub(crate) struct Visit<'a>(&'a StreamCache);
+pub struct Visit<'a>(&'a StreamCache);
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
@@ -75,7 +78,7 @@ impl StreamCache {
     /// the stream's registration. `rounding` is the part of `bytes` that was not requested. With [`Fit::Near`], the block
     /// may be larger by up to an eighth.
     #[inline(always)]
-    pub(crate) fn take_at_once<O: CacheOwner>(
+    pub fn take_at_once<O: CacheOwner>(
         &self,
         owner: &Arc<O>,
         bytes: u64,
@@ -113,7 +116,7 @@ impl StreamCache {
     /// whatever its width. `is_over` is called under the lock once the cache has the block: it returns whether the
     /// reference is no longer needed.
     #[inline(always)]
-    pub(crate) fn free_at_once<O: CacheOwner>(
+    pub fn free_at_once<O: CacheOwner>(
         owner: &mut Option<Arc<O>>,
         cache_of: impl Fn(&O) -> &Self,
         bytes: u64,
@@ -202,13 +205,13 @@ impl StreamCache {
     }
 
     /// Gives threads shards, as if they had contended often enough.
-    pub(crate) fn share(&self) {
+    pub fn share(&self) {
         self.make_shards(&self.state.lock());
     }
 
     /// Returns whether the stream is being captured in a session of the pool.
     #[inline]
-    pub(crate) fn is_captured(&self) -> bool {
+    pub fn is_captured(&self) -> bool {
         self.calls.are_refused()
     }
 
@@ -252,7 +255,7 @@ impl StreamCache {
 
     /// Grants a block that this stream freed (source 1). Grants nothing while the gate is closed: waiters come before a
     /// warm cache. `rounding` is the part of `bytes` that was not requested.
-    pub(crate) fn take(&self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
+    pub fn take(&self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
         if bytes > self.bounds.largest && bytes > self.bounds.large_cache {
             // Never kept: the lock need not be taken.
             return None;
@@ -304,7 +307,7 @@ impl StreamCache {
     ///
     /// A block too large for a stack may go to the large-block cache, if the time `now` is given.
     #[inline]
-    pub(crate) fn free(&self, block: Use, now: Option<Duration>) -> Freed {
+    pub fn free(&self, block: Use, now: Option<Duration>) -> Freed {
         if self.shards.are_made() {
             return self.free_to_shard(&block, now);
         }
@@ -387,12 +390,12 @@ impl StreamCache {
     }
 
     /// Returns whether a block of this size may go to the large-block cache now.
-    pub(crate) fn may_keep_large(&self, bytes: u64) -> bool {
+    pub fn may_keep_large(&self, bytes: u64) -> bool {
         self.bounds.has_large(bytes) && self.alternates.load(Ordering::Relaxed)
     }
 
     /// Notes the last use, on this stream, of a block that is freed through the heap.
-    pub(crate) fn count_use(&self, bytes: u64) -> Freed {
+    pub fn count_use(&self, bytes: u64) -> Freed {
         let mut state = self.state.lock();
         self.activity.begin();
         let ticket = state.count_use(bytes);
@@ -417,7 +420,7 @@ impl StreamCache {
     /// stream, if there is room. Returns `None` if nothing was done: memory is wanted elsewhere, a seal is due, or the
     /// stream is captured, or shared by threads that contend for it.
     #[inline]
-    pub(crate) fn free_kept<O: CacheOwner>(
+    pub fn free_kept<O: CacheOwner>(
         owner: &mut Option<Arc<O>>,
         cache_of: impl FnOnce(&O) -> &Self,
         block: &Use,
@@ -448,7 +451,7 @@ impl StreamCache {
     /// Grants a block that its reservation kept for the owner's stream, with a reference to its registration. Returns
     /// `None` if nothing was done, because the stream is captured.
     #[inline]
-    pub(crate) fn take_kept<O: CacheOwner>(
+    pub fn take_kept<O: CacheOwner>(
         &self,
         owner: &Arc<O>,
         block: &CachedBlock,
@@ -469,13 +472,13 @@ impl StreamCache {
     }
 
     /// Notes that a block that was kept for this stream is in the heap, with its fence.
-    pub(crate) fn record_kept_returned(&self) {
+    pub fn record_kept_returned(&self) {
         self.state.lock().visitors -= 1;
     }
 
     /// Changes the reference caches of the stream and of its shards. The results are dropped after the locks are
     /// released.
-    pub(crate) fn with_references<R>(&self, mut change: impl FnMut(&mut RefCache) -> R) -> Vec<R> {
+    pub fn with_references<R>(&self, mut change: impl FnMut(&mut RefCache) -> R) -> Vec<R> {
         self.with_all(|state, shards| {
             let in_shards = shards.iter_mut().map(|shard| &mut shard.cache.references);
             std::iter::once(&mut state.cache.references)
@@ -489,12 +492,12 @@ impl StreamCache {
 /// Tickets.
 impl StreamCache {
     /// Returns the open ticket: it, or a later one, proves all work submitted so far.
-    pub(crate) fn open_ticket(&self) -> Ticket {
+    pub fn open_ticket(&self) -> Ticket {
         self.state.lock().cache.open
     }
 
     /// Returns the last closed ticket, and whether a freed block is not covered by any event.
-    pub(crate) fn last_closed(&self) -> (Ticket, bool) {
+    pub fn last_closed(&self) -> (Ticket, bool) {
         let state = self.state.lock();
         (
             state.cache.open.previous(),
@@ -514,7 +517,7 @@ impl StreamCache {
     }
 
     /// Returns whether a free left more bytes unsealed than the bound, and they are still unsealed.
-    pub(crate) fn owes_seal(&self) -> bool {
+    pub fn owes_seal(&self) -> bool {
         if !self.may_owe_seal.load(Ordering::Relaxed) {
             return false;
         }
@@ -526,7 +529,7 @@ impl StreamCache {
 
     /// Memory waits for a ticket under which perhaps no block was freed: if that ticket is open, the next seal must
     /// close it all the same. With [`Ticket::LAST`], the next event must cover what another one could not.
-    pub(crate) fn expect_seal(&self, ticket: Ticket) {
+    pub fn expect_seal(&self, ticket: Ticket) {
         let mut state = self.state.lock();
         self.activity.begin();
         state.is_dirty |= ticket >= state.cache.open && !state.is_host;
@@ -542,7 +545,7 @@ impl StreamCache {
 
     /// Makes the stream inactive if it caches nothing, and all that was freed on it is complete at `completed`, which the
     /// heap knows.
-    pub(crate) fn rest(&self, completed: Ticket) {
+    pub fn rest(&self, completed: Ticket) {
         self.with_all(|state, shards| {
             let in_shards = shards.iter().map(|shard| &shard.cache);
             let is_empty = std::iter::once(&state.cache)
@@ -569,7 +572,7 @@ impl StreamCache {
     }
 
     /// Keeps the lane from being done while the returned guard exists.
-    pub(crate) fn visit(&self) -> Visit<'_> {
+    pub fn visit(&self) -> Visit<'_> {
         self.state.lock().visitors += 1;
         Visit(self)
     }
@@ -578,14 +581,14 @@ impl StreamCache {
 /// Flushing: cached blocks go back to the heap.
 impl StreamCache {
     /// Returns whether blocks are cached, or may be at any time without the engine's hearing of it.
-    pub(crate) fn may_keep_unnoticed(&self) -> bool {
+    pub fn may_keep_unnoticed(&self) -> bool {
         let mut shards = self.shards.all();
         let may_shard = |shard: &Slot<Shard>| !shard.lock().cache.is_empty();
         !self.state.lock().cache.is_empty() || shards.any(may_shard)
     }
 
     /// Takes cached blocks.
-    pub(crate) fn flush(&self, which: Flush) -> Vec<CachedBlock> {
+    pub fn flush(&self, which: Flush) -> Vec<CachedBlock> {
         // Flushing an empty cache makes its next free take the slow path, where maintenance hears of it.
         if matches!(which, Flush::Idle) && self.is_in_use() {
             return Vec::new();
@@ -611,13 +614,13 @@ impl StreamCache {
     }
 
     /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.
-    pub(crate) fn retire(&self) -> Vec<CachedBlock> {
+    pub fn retire(&self) -> Vec<CachedBlock> {
         self.state.lock().is_retired = true;
         self.flush(Flush::All)
     }
 
     /// Returns all cached blocks, with their tickets.
-    pub(crate) fn cached(&self) -> Vec<(BlockId, Ticket)> {
+    pub fn cached(&self) -> Vec<(BlockId, Ticket)> {
         let named = |cached: CachedBlock| (cached.id, cached.ticket);
         let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
         for shard in self.shards.all() {
@@ -630,7 +633,7 @@ impl StreamCache {
 /// Counters.
 impl StreamCache {
     /// Counts what happened to a block of the stream outside of the cache.
-    pub(crate) fn count(&self, event: BlockEvent, bytes: u64, rounding: u32) {
+    pub fn count(&self, event: BlockEvent, bytes: u64, rounding: u32) {
         match self.shards.own() {
             Some(shard) => shard.lock().counts.count(event, bytes, rounding),
             None => self.state.lock().counters.count(event, bytes, rounding),
@@ -660,7 +663,7 @@ impl StreamCache {
     }
 
     /// Changes the high-water marks of the counters, given the counts of the shards.
-    pub(crate) fn with_marks(&self, change: impl FnOnce(&mut Counters, &Counts)) {
+    pub fn with_marks(&self, change: impl FnOnce(&mut Counters, &Counts)) {
         self.with_all(|state, shards| change(&mut state.counters, &sum(shards)));
     }
 
@@ -671,19 +674,50 @@ impl StreamCache {
         let mut shards: Vec<_> = self.shards.all().map(Slot::lock).collect();
         read(&mut state, &mut shards)
     }
-
-    /// Returns the addresses of the locks.
-    #[cfg(test)]
-    pub(crate) fn addresses_of_locks(&self) -> Vec<usize> {
-        let shards = self.shards.all();
-        let shards = shards.map(|shard| std::ptr::from_ref(shard).addr());
-        let state = std::ptr::from_ref::<Slot<StreamState>>(&self.state).addr();
-        std::iter::once(state).chain(shards).collect()
-    }
 }
 
 fn sum(shards: &[Guard<'_, Shard>]) -> Counts {
     let mut counts = Counts::default();
     shards.iter().for_each(|shard| counts.add(&shard.counts));
     counts
+}
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::active::ActiveStreams;
+    use crate::id::StreamId;
+    use crate::sync::SharedState;
+    use std::collections::HashSet;
+
+    /// Other tests use slots as well, at most one for each stream that they have at a time, and some for its threads.
+    #[test]
+    fn new_streams_reuse_the_locks_of_retired_ones() {
+        const ROUNDS: usize = 2000;
+        let bounds = CacheBounds {
+            bytes: 1 << 20,
+            ..CacheBounds::NONE
+        };
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
+        let active = Arc::new(ActiveStreams::new());
+        for is_sharded in [false, true] {
+            let (mut used, mut slots) = (0, HashSet::new());
+            for _ in 0..ROUNDS {
+                let activity = Activity::new(active.clone(), StreamId::SET_ASIDE);
+                let cache = StreamCache::new(bounds, gate.clone(), activity, false, false);
+                if is_sharded {
+                    cache.share();
+                }
+                let shards = cache.shards.all();
+                let shards = shards.map(|shard| std::ptr::from_ref(shard).addr());
+                let state = std::ptr::from_ref::<Slot<StreamState>>(&cache.state).addr();
+                let locks: Vec<_> = shards.chain([state]).collect();
+                used += locks.len();
+                slots.extend(locks);
+                assert!(cache.retire().is_empty());
+            }
+            assert!(used > ROUNDS || !is_sharded);
+            assert!(slots.len() < used / 2, "{} slots", slots.len());
+        }
+    }
 }

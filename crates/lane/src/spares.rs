@@ -1,5 +1,4 @@
-//! Spares: what a stream's cache keeps where its blocks are [passed through](crate::extend::SegmentProperties::is_ordered) to
-//! a source of segments.
+//! Spares: what a stream's cache keeps where its blocks are passed through to an ordered source of segments.
 //!
 //! A spare is the heap's record of a block whose memory the source has again: it holds the room in the capacity for the next
 //! block of that size, so that a pair of an allocation and a free leaves the heap alone. Spares lie in the cache in place of
@@ -37,7 +36,7 @@ type TakenSpare<O> = (CachedBlock, Ticket, Option<Arc<O>>);
 impl StreamCache {
     /// Returns whether there probably is a spare of this size.
     #[inline]
-    pub(crate) fn expects_spare(&self, bytes: u64) -> bool {
+    pub fn expects_spare(&self, bytes: u64) -> bool {
         self.spare.load(Ordering::Relaxed) & bit_of(bytes) != 0
     }
 
@@ -47,7 +46,7 @@ impl StreamCache {
     /// # Errors
     /// Returns a spare of another address, if there is one: it is the caller's to remove.
     #[inline]
-    pub(crate) fn take_spare<O: CacheOwner>(
+    pub fn take_spare<O: CacheOwner>(
         &self,
         address: u64,
         bytes: u64,
@@ -73,7 +72,7 @@ impl StreamCache {
     /// A flush leaves no unused entry. So where there is one, the cache was not flushed since the gate was closed, and the
     /// spare will be found.
     #[inline]
-    pub(crate) fn keep_spare<O: CacheOwner>(
+    pub fn keep_spare<O: CacheOwner>(
         owner: &mut Option<Arc<O>>,
         cache_of: impl FnOnce(&O) -> &Self,
         block: &Use,
@@ -105,7 +104,7 @@ impl StreamCache {
 
     /// Counts a block that was granted in the order of the stream by a source of segments. Returns the open ticket, and a
     /// reference that an earlier free [left](Self::keep_spare).
-    pub(crate) fn count_taken<O: CacheOwner>(
+    pub fn count_taken<O: CacheOwner>(
         &self,
         bytes: u64,
         rounding: u32,

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "records events by device calls")]
 
-use crate::device::{Device, DeviceError, OwnsEvent, RawEvent, RawStream};
+use crate::device::{Device, DeviceError, RawEvent, RawStream};
 use crate::heap::Clock;
 use crate::id::Ticket;
 use crate::measure::{Histogram, Recorder};
@@ -12,7 +12,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
-pub(crate) struct Events {
+pub struct Events {
     device: plain::Arc<dyn Device>,
     spare: Busy<Spare>,
     /// How long freed blocks were pending, as far as queries showed.
@@ -33,7 +33,8 @@ struct Spare {
 }
 
 impl Events {
-    pub(crate) fn new(device: plain::Arc<dyn Device>) -> Self {
+    /// Has no event yet.
+    pub fn new(device: plain::Arc<dyn Device>) -> Self {
         Self {
             device,
             spare: Busy::new(Guards::Events, Spare::default()),
@@ -42,12 +43,12 @@ impl Events {
     }
 
     /// Number of events created so far; each is in use or spare.
-    pub(crate) fn created(&self) -> u64 {
+    pub fn created(&self) -> u64 {
         self.spare.lock().created
     }
 
     /// Returns the times from recording an event that covers frees to seeing it complete.
-    pub(crate) fn ages(&self) -> Histogram {
+    pub fn ages(&self) -> Histogram {
         self.ages.histogram()
     }
 
@@ -74,10 +75,7 @@ impl Events {
     ///
     /// # Safety
     /// The stream is one of the device, and usable during the call.
-    pub(crate) unsafe fn record(
-        this: &Arc<Self>,
-        stream: RawStream,
-    ) -> Result<Recorded, DeviceError> {
+    pub unsafe fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
         let (event, number) = this.take()?;
         let recorded = Recorded {
             event,
@@ -104,7 +102,7 @@ impl Drop for Events {
 
 /// A recorded event. Dropping it makes the event spare again.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub struct Recorded {
     event: RawEvent,
     /// Counts all records of all streams, from 1.
     number: u64,
@@ -112,11 +110,16 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
+    /// Returns the event and its device.
+    pub(super) fn names(&self) -> (&dyn Device, RawEvent) {
+        (&*self.events.device, self.event)
+    }
+
     /// Returns whether the work behind the record is complete.
     ///
     /// # Errors
     /// Returns the error of the work or of the device.
-    pub(crate) fn is_complete(&self) -> Result<bool, DeviceError> {
+    pub fn is_complete(&self) -> Result<bool, DeviceError> {
         assert_unlocked("query");
         // SAFETY: `self` keeps the pool of events, which destroys them when it is dropped.
         unsafe { self.events.device.query(self.event) }
@@ -129,11 +132,7 @@ impl Recorded {
     ///
     /// # Safety
     /// The stream is one of `device`, which is the event's or beside it, and usable during the call.
-    pub(crate) unsafe fn delay(
-        &self,
-        device: &dyn Device,
-        stream: RawStream,
-    ) -> Result<(), DeviceError> {
+    pub unsafe fn delay(&self, device: &dyn Device, stream: RawStream) -> Result<(), DeviceError> {
         assert_unlocked("wait");
         // SAFETY: as in `is_complete`; the caller guarantees the stream.
         unsafe { device.wait(stream, self.event) }
@@ -148,18 +147,19 @@ impl Drop for Recorded {
 
 /// A point of a stream, and the event that proves it.
 #[derive(Debug)]
-pub(crate) struct Marker {
+pub struct Marker {
     /// Complete, with all earlier tickets of the stream, once the event is.
-    pub(crate) ticket: Ticket,
+    pub ticket: Ticket,
     /// What the point comes after: a stream that waits for the event comes after all of it.
-    pub(crate) clock: Clock,
-    pub(crate) sealed_at: Duration,
+    pub clock: Clock,
+    /// When its ticket was closed.
+    pub sealed_at: Duration,
     /// When the event was expected to be complete, as of its publication.
-    pub(crate) expected_at: Duration,
+    pub expected_at: Duration,
     /// Whether any free joined the ticket.
-    pub(crate) covers_frees: bool,
+    pub covers_frees: bool,
     /// `None` for a point of the host, which is complete from the start.
-    pub(crate) recorded: Option<Recorded>,
+    pub recorded: Option<Recorded>,
     /// The last query of the event reported an error.
     pub(super) has_erred: AtomicBool,
 }
@@ -170,7 +170,7 @@ const _: () = assert!(size_of::<Marker>() + 2 * size_of::<usize>() <= 120);
 
 impl Marker {
     /// Returns whether there is an event to wait for.
-    pub(crate) fn has_event(&self) -> bool {
+    pub fn has_event(&self) -> bool {
         self.recorded.is_some()
     }
 
@@ -178,7 +178,7 @@ impl Marker {
     ///
     /// # Panics
     /// For a marker of the host, which has no event and is complete from the start.
-    pub(crate) fn event(&self) -> &Recorded {
+    pub fn event(&self) -> &Recorded {
         let recorded = self.recorded.as_ref();
         recorded.expect("a point that is awaited has an event")
     }
@@ -202,7 +202,7 @@ impl Marker {
     }
 
     /// Number of events recorded on all streams up to this one.
-    pub(crate) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         self.recorded.as_ref().map_or(0, |recorded| recorded.number)
     }
 
@@ -214,13 +214,5 @@ impl Marker {
             let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
             recorded.events.ages.record_all(ages);
         }
-    }
-}
-
-// SAFETY: a marker keeps its record, and with it the event, until it is dropped.
-unsafe impl OwnsEvent for Marker {
-    fn event(&self) -> (&dyn Device, RawEvent) {
-        let recorded = self.event();
-        (&*recorded.events.device, recorded.event)
     }
 }

@@ -11,11 +11,11 @@ const CAPTURED: u64 = 1 << 63;
 
 /// The pool's own calls on the stream that have not returned, and whether the stream is captured.
 #[derive(Debug)]
-pub(crate) struct OwnCalls(SharedNumber);
+pub struct OwnCalls(SharedNumber);
 
 /// A call of the pool's own on the stream. While it exists, no capture of the stream begins on the device.
 #[derive(Debug)]
-pub(crate) struct OwnCall<'a>(&'a OwnCalls);
+pub struct OwnCall<'a>(&'a OwnCalls);
 
 impl Drop for OwnCall<'_> {
     #[inline]
@@ -36,7 +36,7 @@ impl OwnCalls {
     /// # Errors
     /// Returns an error if the stream is being captured.
     #[inline]
-    pub(crate) fn begin(&self, call: &'static str) -> Result<OwnCall<'_>, DeviceError> {
+    pub fn begin(&self, call: &'static str) -> Result<OwnCall<'_>, DeviceError> {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
         let begun = OwnCall(self);
         if before & CAPTURED != 0 {
@@ -62,7 +62,7 @@ impl OwnCalls {
     }
 
     /// Waits, as for a lock, until the calls have returned.
-    pub(crate) fn wait(&self) {
+    pub fn wait(&self) {
         while self.0.load(Ordering::Acquire) & !CAPTURED > 0 {
             yield_now();
         }
@@ -71,7 +71,7 @@ impl OwnCalls {
 
 /// Returns the error of a call that is not possible while the stream is captured.
 #[cold]
-pub(crate) fn refused(call: &'static str) -> DeviceError {
+pub fn refused(call: &'static str) -> DeviceError {
     let reason = "the stream is being captured; call again when the capture is over";
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
 }

@@ -6,14 +6,16 @@ use crate::sync::{Arc, plain};
 
 /// See the [module](self). Each lane of such a stream holds it, so that its owners count those lanes.
 #[derive(Debug)]
-pub(crate) struct Neighbour {
-    pub(crate) device: plain::Arc<dyn Device>,
+pub struct Neighbour {
+    /// That device.
+    pub device: plain::Arc<dyn Device>,
     /// Events are recorded on streams of the device that created them.
-    pub(crate) events: Arc<Events>,
+    pub events: Arc<Events>,
 }
 
 impl Neighbour {
-    pub(crate) fn new(device: plain::Arc<dyn Device>) -> Self {
+    /// Has no event yet.
+    pub fn new(device: plain::Arc<dyn Device>) -> Self {
         let events = Arc::new(Events::new(device.clone()));
         Self { device, events }
     }

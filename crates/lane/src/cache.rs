@@ -16,25 +16,25 @@ use std::time::Duration;
 
 /// The bounds of a stream's cache.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CacheBounds {
+pub struct CacheBounds {
     /// Maximum number of bytes kept.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Size of the largest block that has a stack.
-    pub(crate) largest: u64,
+    pub largest: u64,
     /// Maximum number of bytes kept in larger blocks.
-    pub(crate) large_cache: u64,
+    pub large_cache: u64,
     /// Maximum number of bytes kept in [spares](super::spares) that have a stack, beside a few large ones.
     /// Where there are any, no blocks are kept.
-    pub(crate) spares: Option<u64>,
+    pub spares: Option<u64>,
     /// Unsealed bytes above which a free seals.
-    pub(crate) unsealed: u64,
+    pub unsealed: u64,
     /// The bound on unsealed bytes may widen while frees follow each other closely.
-    pub(crate) may_widen: bool,
+    pub may_widen: bool,
 }
 
 impl CacheBounds {
     /// No cache: nothing is kept, and every free seals.
-    pub(crate) const NONE: Self = Self {
+    pub const NONE: Self = Self {
         bytes: 0,
         largest: 0,
         large_cache: 0,
@@ -45,18 +45,21 @@ impl CacheBounds {
 
     /// Returns whether blocks of this size have no stack, and may go to the large-block cache at times.
     #[inline(always)]
-    pub(crate) fn has_large(&self, bytes: u64) -> bool {
+    pub fn has_large(&self, bytes: u64) -> bool {
         bytes > self.largest && bytes <= self.large_cache
     }
 }
 
 /// Selects the cached blocks that are taken back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Flush {
+pub enum Flush {
+    /// All blocks.
     All,
     /// All, except for large blocks that were freed less than `age` before `now`.
     Older {
+        /// The time.
         now: Duration,
+        /// How long a block lies at least.
         age: Duration,
     },
     /// Large blocks only.
@@ -339,7 +342,7 @@ impl Cache {
 ///
 /// # Safety
 /// All owners of one cache are of one type.
-pub(crate) unsafe trait CacheOwner: Send + Sync + Sized {}
+pub unsafe trait CacheOwner: Send + Sync + Sized {}
 
 /// Maximum number of references. Usually a few blocks are freed before the next is granted.
 const ROOM: usize = 8;
@@ -353,7 +356,7 @@ const ROOM: usize = 8;
 /// A reference that is left here keeps the owner alive, and the owner keeps the lane, in which the reference lies. So
 /// references are left only while the stream has a handle: dropping the last handle closes the caches of the stream and
 /// of its shards to references, and drops those that they have (safe-teardown).
-pub(crate) struct RefCache {
+pub struct RefCache {
     /// What `Arc::into_raw` returned, of owners of one type.
     left: [Option<NonNull<()>>; ROOM],
     /// The number of occupied entries, which are the first ones of `left`.
@@ -366,7 +369,7 @@ pub(crate) struct RefCache {
 
 /// References that are to be dropped after the lock is released.
 #[must_use = "references are dropped after the lock is released"]
-pub(crate) struct References(RefCache);
+pub struct References(RefCache);
 
 // SAFETY: it holds references to an owner, which is `Send` and `Sync`.
 unsafe impl Send for RefCache {}
@@ -408,20 +411,20 @@ impl RefCache {
     }
 
     /// Lets freed blocks leave references from now on, to owners of this type.
-    pub(crate) fn open<O: CacheOwner>(&mut self) {
+    pub fn open<O: CacheOwner>(&mut self) {
         self.room = ROOM;
         // SAFETY: `leave` made it of an owner, all of which are of this type, and nothing else has it.
         self.drop = |left| drop(unsafe { Arc::from_raw(left.as_ptr().cast::<O>().cast_const()) });
     }
 
     /// Closes the cache and returns its references.
-    pub(crate) fn close(&mut self) -> References {
+    pub fn close(&mut self) -> References {
         self.room = 0;
         self.empty()
     }
 
     /// Takes all references.
-    pub(crate) fn empty(&mut self) -> References {
+    pub fn empty(&mut self) -> References {
         let emptied = self.for_thread();
         References(std::mem::replace(self, emptied))
     }

@@ -1,10 +1,11 @@
 //! A lane's counters: each lane counts for itself, so that the hot path writes nothing shared, and readers add up.
 
-use crate::measure::{Highs, Level, Mark, Source};
+use crate::heap::{Highs, Level, Mark};
+use crate::measure::Source;
 
 /// An event in a block's life that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BlockEvent {
+pub enum BlockEvent {
     /// A block was granted.
     Granted(Source),
     /// A block grew in place.
@@ -18,42 +19,42 @@ pub(crate) enum BlockEvent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 // In this order the sums of the hot path are neighbours. It counts only the first source.
 #[repr(C)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Bytes of live blocks that were not requested.
-    pub(crate) rounding: u64,
+    pub rounding: u64,
     /// Bytes freed so far.
-    pub(crate) freed: u64,
+    pub freed: u64,
     /// Bytes granted so far.
-    pub(crate) granted: u64,
-    pub(crate) frees: u64,
+    pub granted: u64,
+    pub frees: u64,
     /// Blocks granted.
-    pub(crate) by_source: [u64; Source::ALL.len()],
+    pub by_source: [u64; Source::ALL.len()],
 }
 
 impl Counts {
     /// Blocks granted so far.
-    pub(crate) fn allocations(&self) -> u64 {
+    pub fn allocations(&self) -> u64 {
         self.by_source.iter().sum()
     }
 
     /// Blocks granted by the lane.
-    pub(crate) fn hits(&self) -> u64 {
+    pub fn hits(&self) -> u64 {
         self.by_source[Source::Lane as usize]
     }
 
     /// Live blocks.
-    pub(crate) fn live(&self) -> u64 {
+    pub fn live(&self) -> u64 {
         self.allocations().saturating_sub(self.frees)
     }
 
     /// Bytes of live blocks.
-    pub(crate) fn used(&self) -> u64 {
+    pub fn used(&self) -> u64 {
         // A thread's own counts may be below zero: it may free what others allocated.
         let used = self.granted.wrapping_sub(self.freed);
         if used as i64 >= 0 { used } else { 0 }
     }
 
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         for (count, more) in self.by_source.iter_mut().zip(other.by_source) {
             *count += more;
         }
@@ -84,7 +85,7 @@ impl Counts {
 /// A lane's counts, and the high-water marks of its used bytes.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct Counters {
+pub struct Counters {
     /// The highest number of used bytes since the latest mark.
     high: u64,
     counts: Counts,
@@ -105,18 +106,18 @@ impl Counters {
     }
 
     /// Keeps the high-water mark from now on under a further mark.
-    pub(crate) fn begin(&mut self, mark: Mark, in_shards: &Counts) {
+    pub fn begin(&mut self, mark: Mark, in_shards: &Counts) {
         let mut used = self.used(in_shards);
         self.highs.begin(mark, [&mut used]);
         self.high = used.high;
     }
 
-    pub(crate) fn end(&mut self, mark: Mark) {
+    pub fn end(&mut self, mark: Mark) {
         self.highs.end(mark);
     }
 
     /// Sets the high-water mark to the bytes used now.
-    pub(crate) fn reset_high(&mut self, in_shards: &Counts) {
+    pub fn reset_high(&mut self, in_shards: &Counts) {
         let mut used = self.used(in_shards);
         self.highs.reset(0, &mut used);
         self.high = used.high;
@@ -146,23 +147,25 @@ impl Counters {
 
 /// The figures of a lane at one moment, or of several lanes added up.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LaneFigures {
-    pub(crate) counts: Counts,
+pub struct LaneFigures {
+    /// Blocks, by where they came from.
+    pub counts: Counts,
     /// The highest number of bytes of live blocks since a mark; beside shards, the highest that was seen.
-    pub(crate) high: u64,
+    pub high: u64,
     /// A number that the bytes of live blocks did not exceed since the mark.
-    pub(crate) bound: u64,
+    pub bound: u64,
     /// Cached bytes.
-    pub(crate) cached: u64,
+    pub cached: u64,
     /// Cached bytes that are complete on every stream.
-    pub(crate) cached_complete: u64,
+    pub cached_complete: u64,
 }
 
 /// More bytes than any lane uses; the sum over all streams does not overflow.
 pub(super) const UNKNOWN: u64 = 1 << 62;
 
 impl LaneFigures {
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds the figures of another lane, or of a shard.
+    pub fn add(&mut self, other: &Self) {
         self.counts.add(&other.counts);
         self.high = self.high.saturating_add(other.high);
         self.bound = self.bound.saturating_add(other.bound);
@@ -171,7 +174,7 @@ impl LaneFigures {
     }
 
     /// Returns the bytes of live blocks.
-    pub(crate) fn used(&self) -> Level {
+    pub fn used(&self) -> Level {
         Level {
             current: self.counts.used(),
             high: self.high,
