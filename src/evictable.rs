@@ -115,19 +115,24 @@ impl Block {
     pub fn into_evictable(self) -> Evictable {
         Evictable::new(self, None).0
     }
-
-    /// Makes the block evictable once nothing pins it. The pool evicts it by a call of `evict`, with no lock held, on any thread:
-    /// `evict` drops the block, after it submitted work that reads it, say, and returns true. Or it keeps the block and returns
-    /// false. It must not wait for memory of the same pool. A panic is caught.
-    pub fn evictable_by(self, evict: Box<dyn FnOnce(Self) -> bool + Send>) -> (Evictable, Pinned) {
-        Evictable::new(self, Some(evict))
-    }
 }
 
 impl<T: 'static> Buffer<T> {
     /// Lets the pool take the buffer back before a request waits or fails; see [`Evictable`].
     pub fn into_evictable(self) -> Evictable<Self> {
         Evictable::new(self, None).0
+    }
+}
+
+impl Evictable {
+    /// Makes a block evictable once nothing pins it. The pool evicts it by a call of `evict`, with no lock held, on any thread:
+    /// `evict` drops the block, after it submitted work that reads it, say, and returns true. Or it keeps the block and returns
+    /// false. It must not wait for memory of the same pool. A panic is caught.
+    pub fn evicted_by(
+        block: Block,
+        evict: Box<dyn FnOnce(Block) -> bool + Send>,
+    ) -> (Self, Pinned) {
+        Self::new(block, Some(evict))
     }
 }
 

@@ -115,7 +115,7 @@ pub mod testing;
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
 /// | [`Residency`](extend::Residency), [`Pool::residency`] | such memory that is not always there |
-/// | [`Block::evictable_by`] | evictable memory that is copied elsewhere before it goes |
+/// | [`Evictable::evicted_by`] | evictable memory that is copied elsewhere before it goes |
 /// | [`Pool::charge`], [`Pool::charge_for`] | bytes that others hold, counted against the capacity |
 /// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {

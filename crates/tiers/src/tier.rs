@@ -71,7 +71,8 @@ impl Shared {
     /// Makes memory of a block evictable once it is no longer pinned. To evict it is to spill it.
     pub(crate) fn evictable(self: &Arc<Self>, block: Block, id: u64) -> (Arc<Evictable>, Pinned) {
         let tier = self.clone();
-        let (memory, pin) = block.evictable_by(Box::new(move |block| tier.spill(id, block)));
+        let (memory, pin) =
+            Evictable::evicted_by(block, Box::new(move |block| tier.spill(id, block)));
         (Arc::new(memory), pin)
     }
 
