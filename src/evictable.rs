@@ -47,7 +47,7 @@ use sealed::Memory;
 /// [waiting comes first](crate::WhenShort::WaitFirst), a request first waits for the memory that is about to be free.
 ///
 /// Evicted memory is pending while its stream is at work. A `try_allocate` does not evict more memory in its place. A
-/// waiting request may evict more memory each time the pool searches for it.
+/// waiting request may evict more memory each time the pool searches for it, unless memory behind copies will be enough.
 ///
 /// Memory of a living [reservation](crate::Reservation) returns to it, so it is evicted only for requests in the
 /// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries

@@ -1,7 +1,7 @@
 //! The books of a host tier: which memory is where. Nothing here calls a device or the pool.
 //!
-//! Memory is evictable only as far as the host has room for it, the least recently used first: what is spilled and what is
-//! evictable never exceed the host's capacity together. So the pool's figures of evictable memory are true, and a request
+//! Memory is evictable only as far as the host has room for it, the least recently used first: spilled
+//! and evictable memory never exceed the host's capacity together. So the pool's figures of evictable memory are true, and a request
 //! that eviction cannot serve evicts nothing.
 
 use std::collections::{BTreeMap, HashMap};
@@ -71,7 +71,7 @@ pub(crate) enum Place {
     Parked(u64, Pinned),
 }
 
-/// What is woken and dropped once the lock is released.
+/// Tasks to wake and values to drop once the lock is released.
 #[derive(Default)]
 pub(crate) struct Trash {
     states: Vec<State>,

@@ -38,8 +38,8 @@ impl IntoSpillable for Block {
 ///
 /// While it is resident and nothing uses it, it is [evictable](weirpool::Evictable) memory: the pool chooses it by the same
 /// rules, for the same requests, for other processes and in drains. Its memory is freed in stream order behind the copy,
-/// which comes after every use. It is evictable only as far as the host has room, the least recently used first; what the
-/// host has no room for stays. If the host refuses memory all the same, because others use its pool, the memory stays, and
+/// which comes after every use. It is evictable only as far as the host has room, the least recently used first; other
+/// memory stays. If the host refuses memory all the same, because others use its pool, the memory stays, and
 /// is tried again after the next use of the tier.
 ///
 /// ```
@@ -67,7 +67,7 @@ impl IntoSpillable for Block {
 /// ```
 ///
 /// Dropping it frees the memory, or the copy, or lets the last [`Fetched`] do so. A pool that is stopping or closed grants
-/// nothing, so what is spilled by then stays on the host until it is dropped. Memory of the tier's own pool is never spilled.
+/// nothing, so spilled memory stays on the host then until it is dropped. Memory of the tier's own pool is never spilled.
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Spillable {
     tier: Arc<Shared>,

@@ -22,7 +22,7 @@ pub(crate) struct Shared {
     /// The stream of the copies, and of the host's memory.
     pub(crate) copies: Stream,
     books: Mutex<Books>,
-    /// The host refused memory last: others use it, or what is left is in pieces.
+    /// The host refused memory last: others use it, or its free memory is in pieces.
     has_refused: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl HostTier {
 }
 
 impl Shared {
-    /// Reads and changes the books. What is left as trash is dropped outside the lock.
+    /// Reads and changes the books. The trash is dropped outside the lock.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Books, &mut Trash) -> R) -> R {
         let mut trash = Trash::default();
         let has_refused = self.has_refused.load(Ordering::Relaxed);
