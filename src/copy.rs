@@ -42,6 +42,12 @@ impl Copy {
     }
 }
 
+impl fmt::Debug for Copy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Copy({})", self.registration.lane.label())
+    }
+}
+
 /// The future of a copy to the device, or between blocks: ready when the copy is complete, or captured. Made by
 /// [`Block::upload`](crate::Block::upload) and [`Block::copy_to`](crate::Block::copy_to).
 ///
@@ -50,6 +56,7 @@ impl Copy {
 ///
 /// # Cancel safety
 /// Dropping it stops the waiting. The copy still takes place.
+#[derive(Debug)]
 #[must_use = "awaiting it is optional: work submitted to the stream later comes after the copy"]
 pub struct Upload(Option<Copy>);
 
@@ -60,6 +67,7 @@ pub struct Upload(Option<Copy>);
 ///
 /// # Cancel safety
 /// Dropping it stops waiting; the memory that the copy needs stays until the copy is complete.
+#[derive(Debug)]
 #[must_use = "awaiting it returns the bytes"]
 pub struct Download(Copy);
 
@@ -97,6 +105,7 @@ impl Download {
 
 /// The future of a copy of elements to the host: returns the elements. Made by
 /// [`Buffer::download`](crate::Buffer::download). Errors and cancellation are those of [`Download`].
+#[derive(Debug)]
 #[must_use = "awaiting it returns the elements"]
 pub struct Elements<T> {
     download: Download,
@@ -112,12 +121,6 @@ impl<T: bytemuck::AnyBitPattern> Future for Elements<T> {
             let each = bytes.chunks_exact(size_of::<T>().max(1));
             each.map(bytemuck::pod_read_unaligned).collect()
         })
-    }
-}
-
-impl<T> fmt::Debug for Elements<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Elements").finish_non_exhaustive()
     }
 }
 
@@ -138,17 +141,5 @@ impl Future for Download {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.0.poll(context, |transfer| transfer.bytes())
-    }
-}
-
-impl fmt::Debug for Upload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upload").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Download {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Download").finish_non_exhaustive()
     }
 }

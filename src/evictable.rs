@@ -55,11 +55,10 @@ use sealed::Memory;
 ///
 /// While a [graph](crate::CapturedGraph) uses the memory, it is as if it were pinned.
 ///
-/// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
-/// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
-/// if that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other
-/// direction, memory is evicted for other processes once all of them have given back their free memory, but not below
-/// the guarantee.
+/// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold memory
+/// that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once if that is
+/// enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other direction, memory is evicted
+/// for other processes once all of them have given back their free memory, but not below the guarantee.
 ///
 /// ```
 /// use weirpool::{Pool, device::sim::SimDevice};
@@ -83,12 +82,14 @@ use sealed::Memory;
 /// [`Statistics::evictable`](crate::Statistics::evictable), which counts the bytes that can be evicted now, and
 /// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
 /// while no other request needs it.
+#[derive(Debug)]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Evictable<T: Memory = Block>(plain::Arc<SharedMemory<T>>);
 
 /// Evictable memory in use: it is not evicted before this is dropped. Then it counts as the most recently used.
 ///
 /// It dereferences to the block or buffer, which can be read on any stream.
+#[derive(Debug)]
 #[must_use = "the memory may be evicted once this is dropped"]
 pub struct Pinned<T: Memory = Block> {
     shared: plain::Arc<SharedMemory<T>>,
@@ -125,14 +126,11 @@ impl<T: 'static> Buffer<T> {
 }
 
 impl Evictable {
-    /// Makes a block evictable once nothing pins it. The pool evicts it by a call of `evict`, with no lock held, on any thread:
-    /// `evict` drops the block, after it submitted work that reads it, say, and returns true. Or it keeps the block and returns
+    /// Makes a block evictable once nothing pins it. The pool evicts it by a call of `end`, with no lock held, on any thread:
+    /// `end` drops the block, after it submitted work that reads it, say, and returns true. Or it keeps the block and returns
     /// false. It must not wait for memory of the same pool. A panic is caught.
-    pub fn evicted_by(
-        block: Block,
-        evict: Box<dyn FnOnce(Block) -> bool + Send>,
-    ) -> (Self, Pinned) {
-        Self::new(block, Some(evict))
+    pub fn evicted_by(block: Block, end: Box<dyn FnOnce(Block) -> bool + Send>) -> (Self, Pinned) {
+        Self::new(block, Some(end))
     }
 }
 
@@ -317,18 +315,6 @@ impl Listed {
         if let Some(tag) = self.tag {
             self.service.relieve(tag);
         }
-    }
-}
-
-impl<T: Memory> fmt::Debug for Evictable<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T: Memory> fmt::Debug for Pinned<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.shared.fmt(f)
     }
 }
 

@@ -152,7 +152,7 @@ pub use pool::{
     PoolDescription, Request, Reservation, Reserve, TagAccount, Tuning, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
-pub use stream::{Completion, Event, Stream, Synchronize};
+pub use stream::{Completion, Event, Stream};
 pub use task::{AccessOrder, Accesses, HostTask, Native, Submission, Submitted, Task, Unordered};
 pub(crate) use weirpool_heap::{self as heap, id};
 pub use weirpool_heap::{

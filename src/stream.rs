@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 /// memory is allocated and freed.
 ///
 /// Work is [submitted](Self::submit) with the memory that it uses, and is a [`Task`](crate::Task): a future of its end.
-/// The host takes part in the order by [`run`](Self::run) and [`spawn`](Self::spawn), and `stream.await` waits for all
+/// The host takes part in the order by [`run`](Self::run) and [`spawn`](Self::spawn), and [`synchronize`](Self::synchronize) waits for all
 /// work submitted so far.
 ///
 /// This is a handle, and cheap to clone. The pool keeps the device's stream usable while any clone or block of it
@@ -189,8 +189,8 @@ impl Stream {
     ///
     /// # Cancel safety
     /// Dropping the future stops the waiting and nothing else.
-    pub fn synchronize(&self) -> Synchronize {
-        Synchronize(self.event().map(Event::into_future))
+    pub fn synchronize(&self) -> Completion {
+        Completion(self.event().and_then(|event| event.passage()))
     }
 
     /// Records an event behind the memory that was freed on the stream so far, unless one covers it already. See
@@ -210,26 +210,6 @@ impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.registration.lane.label();
         write!(f, "Stream({label})")
-    }
-}
-
-/// Awaiting a stream [synchronizes](Stream::synchronize) with it, as of the moment of the `await`.
-impl IntoFuture for &Stream {
-    type Output = Result<(), DeviceError>;
-    type IntoFuture = Synchronize;
-
-    fn into_future(self) -> Synchronize {
-        self.synchronize()
-    }
-}
-
-/// Awaiting a stream [synchronizes](Stream::synchronize) with it, as of the moment of the `await`.
-impl IntoFuture for Stream {
-    type Output = Result<(), DeviceError>;
-    type IntoFuture = Synchronize;
-
-    fn into_future(self) -> Synchronize {
-        self.synchronize()
     }
 }
 
@@ -296,8 +276,7 @@ impl Event {
         self.passage()?.is_passed()
     }
 
-    /// Returns the id of the stream in which the point lies.
-    pub fn stream_id(&self) -> StreamId {
+    fn stream_id(&self) -> StreamId {
         self.registration.lane.id
     }
 
@@ -356,7 +335,8 @@ impl IntoFuture for &Event {
     }
 }
 
-/// The future of an [`Event`].
+/// The future of an [`Event`], and of [`Stream::synchronize`]: it waits for the point at which it was created, not first
+/// polled.
 ///
 /// # Cancel safety
 /// Dropping it stops the waiting and nothing else.
@@ -370,22 +350,6 @@ impl Future for Completion {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             Ok(passage) => passage.poll_synchronizing(context),
-            Err(error) => Poll::Ready(Err(error.clone())),
-        }
-    }
-}
-
-/// The future of [`Stream::synchronize`]. It waits for the point at which it was created, not first polled.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct Synchronize(Result<Completion, DeviceError>);
-
-impl Future for Synchronize {
-    type Output = Result<(), DeviceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Ok(completion) => Pin::new(completion).poll(context),
             Err(error) => Poll::Ready(Err(error.clone())),
         }
     }

@@ -25,7 +25,6 @@ assert_impl_all!(DeviceAddress: Send, Sync, Copy, Ord, std::hash::Hash, From<u64
 assert_impl_all!(Allocate<'static>: Send, Sync, Unpin);
 assert_impl_all!(Deallocation: Send, Sync, Unpin);
 assert_impl_all!(Completion: Send, Sync, Unpin);
-assert_impl_all!(Synchronize: Send, Sync, Unpin);
 assert_impl_all!(Task<std::marker::PhantomPinned>: Send, Sync, Unpin);
 assert_impl_all!(HostTask<std::future::Ready<()>>: Send, Sync, Unpin);
 assert_impl_all!(Submission<'static>: Send, Sync);

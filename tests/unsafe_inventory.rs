@@ -64,6 +64,7 @@ fn page_lists_every_file_that_uses_unsafe() {
         "device",
         "driver-pool",
         "lane",
+        "segments",
         "share",
         "sim",
         "cuda",

@@ -21,7 +21,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use weirpool::PoolBuilder;
 use weirpool::device::NativeStream;
 use weirpool::{Block, Pool, Stream, Tag, Unordered};
 
@@ -118,7 +117,7 @@ impl Run {
         kind: Kind,
         spawner: &dyn Spawn,
     ) -> anyhow::Result<Self> {
-        let pool = PoolBuilder::new(machine.device.clone())
+        let pool = Pool::builder(machine.device.clone())
             .capacity(kind.capacity(options))
             // All memory at the start, so that requests wait for each other and not for the driver.
             .tuning(|tuning| tuning.initial_size = kind.capacity(options))

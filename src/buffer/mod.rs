@@ -24,7 +24,6 @@ use crate::measure::Bytes;
 use crate::pool::{Layout, Pool, Request};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, Zeroable};
-use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 
@@ -40,11 +39,12 @@ use std::panic::Location;
 /// # let stream = pool.register(&device.create_stream())?;
 /// # device.block_on(async {
 /// let weights: Buffer<f32> = pool.buffer(&stream, 1 << 20).await?;
-/// assert_eq!((weights.len(), weights.size()), (1 << 20, 4 << 20));
+/// assert_eq!((weights.len(), weights.as_block().size()), (1 << 20, 4 << 20));
 /// # Ok::<(), weirpool::AllocError>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Debug)]
 #[must_use = "a buffer is freed when it is dropped"]
 pub struct Buffer<T> {
     block: Block,
@@ -139,11 +139,6 @@ impl<T> Buffer<T> {
         self.block.address()
     }
 
-    /// Returns the size of the elements, in bytes.
-    pub fn size(&self) -> u64 {
-        (self.len * size_of::<T>()) as u64
-    }
-
     /// Returns the block, which may be larger than the elements.
     pub fn as_block(&self) -> &Block {
         &self.block
@@ -166,14 +161,4 @@ pub struct FromBlockError {
     pub block: Block,
     /// What the elements need.
     pub needed: Layout,
-}
-
-impl<T> fmt::Debug for Buffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
-            .field("type", &std::any::type_name::<T>())
-            .field("len", &self.len)
-            .field("block", &self.block)
-            .finish()
-    }
 }

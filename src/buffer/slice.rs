@@ -8,7 +8,6 @@ use crate::engine::Fill;
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::Location;
@@ -51,6 +50,7 @@ use std::panic::Location;
 /// A use of a part is ordered after the earlier uses of the whole block, on every stream, and a later use of the block
 /// is ordered after it. Work on another part counts among the earlier uses once it is submitted: make the arguments of
 /// all parts first, then submit, so that their work runs at the same time.
+#[derive(Debug)]
 pub struct SliceMut<'a, T> {
     block: &'a Block,
     /// The bytes from the block's beginning.
@@ -117,8 +117,7 @@ impl<'a, T> SliceMut<'a, T> {
         self.len == 0
     }
 
-    /// Returns the number of bytes of the elements.
-    pub fn size(&self) -> u64 {
+    fn size(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
     }
 
@@ -253,15 +252,5 @@ impl<T: Zeroable> SliceMut<'_, T> {
     pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
         self.block
             .fill_part(stream, Access::Part, self.bytes(), Fill::Zero)
-    }
-}
-
-impl<T> fmt::Debug for SliceMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SliceMut")
-            .field("type", &std::any::type_name::<T>())
-            .field("address", &self.address())
-            .field("len", &self.len)
-            .finish_non_exhaustive()
     }
 }

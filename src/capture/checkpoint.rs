@@ -9,7 +9,6 @@ use crate::measure::{BlockInfo, BlockState, Bytes};
 use crate::pool::captured;
 use crate::stream::Stream;
 use crate::sync::plain;
-use std::fmt;
 use std::panic::Location;
 
 /// The ranges of a [`GraphMemory`] that were allocated at one moment. Made by [`GraphMemory::checkpoint`], and given
@@ -17,7 +16,7 @@ use std::panic::Location;
 ///
 /// It owns no memory, and does not keep the memory of the graphs set aside. But while it exists, its ranges stay where
 /// they are.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct GraphCheckpoint {
     share: plain::Weak<GraphShare>,
     ranges: plain::Arc<Allocated>,
@@ -28,14 +27,6 @@ impl GraphCheckpoint {
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = (DeviceAddress, u64)> + '_ {
         let ranges = self.ranges.iter();
         ranges.map(|(address, bytes)| (DeviceAddress::from_bits(*address), *bytes))
-    }
-}
-
-impl fmt::Debug for GraphCheckpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranges = self.ranges();
-        let ranges = ranges.map(|(address, bytes)| (address, Bytes(bytes)));
-        f.debug_list().entries(ranges).finish()
     }
 }
 

@@ -10,7 +10,6 @@ use crate::handles::Registration;
 use crate::id::Ticket;
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
-use std::fmt;
 
 const LAUNCH: &str = "launch";
 
@@ -20,6 +19,7 @@ const LAUNCH: &str = "launch";
 /// Dropping it does not stop its launches. The memory returns to the pool once the last one is complete, and no other
 /// owner of the [memory](GraphMemory) is left. Blocks that it keeps are freed then, if they were dropped meanwhile; a
 /// block that is [evictable](crate::Evictable) is evicted no earlier.
+#[derive(Debug)]
 #[must_use = "a graph does nothing until it is launched"]
 pub struct CapturedGraph {
     graph: Box<dyn Graph>,
@@ -117,14 +117,5 @@ fn come_after_grant(
     match ordering::marker_for(of_home, &home.lane, after)? {
         Some(marker) => ordering::order_behind_other_pool(&engine.shared, &on.lane, &marker),
         None => Ok(()),
-    }
-}
-
-impl fmt::Debug for CapturedGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CapturedGraph")
-            .field("graph", &self.graph)
-            .field("memory", &self.memory)
-            .finish()
     }
 }

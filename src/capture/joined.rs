@@ -7,12 +7,12 @@ use crate::error::StreamError;
 use crate::handles::{CaptureClock, GraphUses};
 use crate::stream::Stream;
 use crate::sync::plain;
-use std::fmt;
 
 /// A stream that other code captures, and that allocates from a [`GraphMemory`] while this exists. Made by
 /// [`GraphMemory::join`].
 ///
 /// [End](Self::end) or drop it when the capture is over. The memory stays with the graph.
+#[derive(Debug)]
 #[must_use = "the stream allocates from the graph's memory until this is dropped"]
 pub struct JoinedCapture {
     /// Present until it is dropped.
@@ -92,14 +92,5 @@ impl JoinedCapture {
     /// Returns the memory that the capture allocates from.
     pub fn memory(&self) -> &GraphMemory {
         &self.memory
-    }
-}
-
-impl fmt::Debug for JoinedCapture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JoinedCapture")
-            .field("stream", &self.routed.as_ref().map(Routed::stream))
-            .field("memory", &self.memory)
-            .finish()
     }
 }

@@ -117,8 +117,7 @@ impl GraphMemory {
         self.share.left().0
     }
 
-    /// Returns the pool.
-    pub fn pool(&self) -> Pool {
+    pub(super) fn pool(&self) -> Pool {
         Pool::of_presence(self.share.presence.clone())
     }
 }

@@ -10,7 +10,6 @@ use crate::handles::{CaptureClock, GraphUses};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain;
-use std::fmt;
 
 const END: &str = "end_capture";
 
@@ -41,6 +40,7 @@ const END: &str = "end_capture";
 ///
 /// Dropping it aborts the capture. It can be ended or dropped on any thread, in any state: also if the capture was
 /// invalidated, or ended by other code. A capture of the stream that other code began since then goes on.
+#[derive(Debug)]
 #[must_use = "dropping a capture aborts it"]
 pub struct Capture {
     /// The stream that the capture began on, and those that were added. Empty once the capture is over.
@@ -171,9 +171,6 @@ impl Capture {
         Ok(CapturedGraph::new(graph, memory, uses, device))
     }
 
-    /// Ends the capture without a graph, as dropping it does.
-    pub fn abort(self) {}
-
     /// Ends the capture on the device, and then in the pool.
     fn finish(&mut self) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let routed = std::mem::take(&mut self.routed);
@@ -228,15 +225,5 @@ impl Drop for Capture {
             // A capture that was invalidated has no graph anyway.
             let _aborted = self.finish();
         }
-    }
-}
-
-impl fmt::Debug for Capture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let streams = self.routed.iter().map(Routed::stream);
-        f.debug_struct("Capture")
-            .field("streams", &streams.collect::<Vec<_>>())
-            .field("memory", &self.memory)
-            .finish()
     }
 }

@@ -1,11 +1,9 @@
 //! Access of other devices to the memory of the pool: how it is given and taken back.
 
-use super::device_memory::accessors;
-use super::neighbours::{AccessScope, AccessStage, CompleteCopies};
 use super::{Engine, Shared, Streams, ordering, reaping};
 use crate::device::{Device, DeviceId, Peer};
 use crate::error::AccessError;
-use crate::lane::Lane;
+use crate::lane::{AccessBusy, AccessScope, AccessStage, CompleteCopies, Lane};
 use crate::sync::{Arc, plain};
 
 /// Returns whether a device could be given access to the pool's memory.
@@ -152,7 +150,12 @@ fn change(engine: &Engine, device: &plain::Arc<dyn Device>) -> Result<bool, Acce
         reaping::settle(engine)?;
         copies = complete_copies(engine, id);
     }
-    let Some(target) = engine.streams.neighbours.begin(id, &copies)? else {
+    let begun = engine.streams.neighbours.begin(id, &copies);
+    let begun = begun.map_err(|busy| match busy {
+        AccessBusy::Changing => AccessError::Changing,
+        AccessBusy::InUse { streams } => AccessError::InUse { streams },
+    });
+    let Some(target) = begun? else {
         return Ok(false);
     };
     let before = match target {
@@ -164,8 +167,8 @@ fn change(engine: &Engine, device: &plain::Arc<dyn Device>) -> Result<bool, Acce
         ordinal: device.ordinal(),
     };
     let changed = match target {
-        AccessStage::Open => accessors::allow(&engine.supply.memory, peer),
-        _ => accessors::forbid(&engine.supply.memory, peer),
+        AccessStage::Open => engine.supply.memory.allow(peer),
+        _ => engine.supply.memory.forbid(peer),
     };
     let stage = if changed.is_ok() { target } else { before };
     engine.streams.neighbours.end(id, stage);
@@ -187,5 +190,32 @@ fn complete_copies(engine: &Engine, device: DeviceId) -> CompleteCopies {
     CompleteCopies {
         lanes: lanes.collect(),
         begun,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::Neighbours;
+
+    #[test]
+    fn scope_that_ends_during_a_change_is_due_after_it() {
+        use crate::device::sim::SimDevice;
+        let [own, other] = SimDevice::builder().build_host();
+        let (own, other): (plain::Arc<dyn Device>, plain::Arc<dyn Device>) =
+            (plain::Arc::new(own), plain::Arc::new(other));
+        let neighbours = Neighbours::new(own);
+        neighbours.enter(&other);
+        let id = other.id();
+        let (_, scope) = neighbours.wish(id, |wish| wish.begin(true));
+        let none = CompleteCopies::default();
+        assert_eq!(neighbours.begin(id, &none), Ok(Some(AccessStage::Open)));
+        // Another thread ends the scope, and a third one settles.
+        neighbours.wish(id, |wish| wish.end(scope));
+        assert!(neighbours.begin(id, &none).is_err());
+        neighbours.mark_due();
+        assert!(neighbours.due().is_empty(), "it is being changed");
+        neighbours.end(id, AccessStage::Open);
+        assert_eq!(neighbours.due().len(), 1);
     }
 }

@@ -27,14 +27,12 @@
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
 //! | `registering`, `lanes`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
-//! | `device_memory` | chunks and ranges of the device |
 //! | `charging` | bytes outside of the heap that count against the capacity |
 //! | `spill` | memory that pools of one device ask of each other |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
-//! | `upstream`, `plain_memory` | where memory comes from |
 //! | `evictables` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a source lends |
@@ -45,7 +43,6 @@ pub(crate) mod access;
 mod allocation;
 mod announcer;
 pub(crate) mod charging;
-mod device_memory;
 mod draw;
 mod evictables;
 pub(crate) mod figures;
@@ -53,22 +50,18 @@ mod fill;
 mod filling;
 pub(crate) mod keeping;
 mod kept;
-mod lanes;
 mod lease;
 pub(crate) mod maintenance;
 mod mode;
-mod neighbours;
 pub(crate) mod order;
 pub(crate) mod ordering;
 mod parts;
 pub(crate) mod pass_through;
-mod plain_memory;
 mod publish;
 pub(crate) mod reaping;
 mod recipient;
 pub(crate) mod registering;
 pub(crate) mod release;
-mod retired;
 mod search;
 mod shared;
 mod soft_cap;
@@ -77,9 +70,10 @@ mod store;
 mod streams;
 pub(crate) mod supply;
 mod teardown;
-mod upstream;
 mod walk;
 
+pub(crate) use crate::lane::AccessScope;
+pub(crate) use crate::lane::Lanes;
 pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
 pub(crate) use announcer::Announcer;
 pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
@@ -87,21 +81,19 @@ pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
 pub(crate) use kept::{Kept, ReservationState};
-pub(crate) use lanes::Lanes;
 pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, NoMemory};
-pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Part, Parts};
-pub(crate) use plain_memory::PlainMemory;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
 pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
-pub use upstream::Upstream;
 pub(crate) use walk::HeapWalk;
+pub(crate) use weirpool_segments::PlainMemory;
+pub use weirpool_segments::Upstream;
 
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;

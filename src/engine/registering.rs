@@ -3,7 +3,7 @@
 use super::{Engine, reaping};
 use crate::device::{Device, DeviceStream, StreamProperties};
 use crate::error::StreamError;
-use crate::lane::{Lane, Neighbour};
+use crate::lane::{Lane, Neighbour, NoAccess};
 use crate::seam::Fact;
 use crate::sync::{Arc, plain};
 
@@ -16,7 +16,9 @@ pub(crate) fn register(
     stream: &dyn DeviceStream,
 ) -> Result<Arc<Lane>, StreamError> {
     let properties = stream.properties()?;
-    let neighbour = engine.streams.neighbours.with_access(properties.device)?;
+    let neighbours = &engine.streams.neighbours;
+    let neighbour = neighbours.with_access(properties.device);
+    let neighbour = neighbour.map_err(refused)?;
     engine.shared.expect_seen_by(properties.raw)?;
     Ok(register_at(engine, stream, properties, neighbour))
 }
@@ -30,10 +32,18 @@ pub(crate) fn register_for_copies(
     stream: &dyn DeviceStream,
     device: &plain::Arc<dyn Device>,
 ) -> Result<Arc<Lane>, StreamError> {
-    let neighbour = engine.streams.neighbours.of_copies(device)?;
+    let neighbour = engine.streams.neighbours.of_copies(device);
+    let neighbour = neighbour.map_err(refused)?;
     let lane = register_at(engine, stream, stream.properties()?, neighbour);
     lane.set_for_copies(true);
     Ok(lane)
+}
+
+fn refused(reason: NoAccess) -> StreamError {
+    match reason {
+        NoAccess::Foreign => StreamError::ForeignDevice,
+        NoAccess::Changing => StreamError::AccessChanging,
+    }
 }
 
 fn register_at(

@@ -1,12 +1,12 @@
 //! The streams of the pool: registers them, and takes blocks back from their caches.
 
 use super::kept::KeepingReservations;
-use super::lanes::{Lanes, Registry};
-use super::neighbours::Neighbours;
 use super::{HeapStore, Shared};
 use crate::device::StreamProperties;
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{ActiveStreams, CacheBounds, Events, Flush, Lane, Watch};
+use crate::lane::{
+    ActiveStreams, CacheBounds, Events, Flush, Lane, Lanes, Neighbours, Registry, Watch,
+};
 use crate::sync::{Arc, Busy, Guards, plain};
 use std::collections::BTreeMap;
 
@@ -55,12 +55,6 @@ impl Streams {
             .collect()
     }
 
-    /// Continues the ids of streams from here, as after this many registrations.
-    #[cfg(test)]
-    pub(crate) fn skip_stream_ids(&self, next: u64) {
-        self.lanes.lock().skip_ids(next);
-    }
-
     /// Returns the lanes that are registered now.
     pub(crate) fn lanes(&self) -> Lanes {
         self.lanes.lock().lanes.clone()
@@ -99,5 +93,79 @@ impl Streams {
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
         let is_cached = || (self.active_lanes().iter()).any(|lane| !lane.cache.cached().is_empty());
         (is_quiet && !is_cached()).then_some(totals.returns)
+    }
+}
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::SimDevice;
+
+    /// Streams whose work runs on do not make it dearer that others come and go, and are forgotten once it is complete.
+    #[cfg(debug_assertions)]
+    #[test]
+    fn stream_comes_and_goes_without_asking_all_that_are_gone() {
+        use crate::device::sim::{Clock, Operation};
+        use crate::sync::census;
+        use std::time::Duration;
+        const SECOND: Duration = Duration::from_secs(1);
+        let cost = |retired: usize| {
+            let device = SimDevice::builder().clock(Clock::Manual).build();
+            let pool = Pool::builder(device.clone()).build().unwrap();
+            let works: Vec<_> = (0..retired).map(|_| device.create_stream()).collect();
+            for work in &works {
+                let stream = pool.register(work).unwrap();
+                let block = pool.try_allocate(&stream, 4096).unwrap();
+                work.submit(Operation::new(SECOND).writes(block.address(), block.size()));
+            }
+            let locks = || {
+                census()
+                    .locks
+                    .into_iter()
+                    .map(|(_, count)| count)
+                    .sum::<u64>()
+            };
+            locks();
+            let (work, registry) = (device.create_stream(), &pool.service().engine.streams.lanes);
+            drop(pool.register(&work).unwrap());
+            let cost = locks();
+            assert_eq!(registry.lock().leaving().len(), retired);
+            // Streams may wait for those whose memory they took.
+            device.advance(SECOND * 2 * retired as u32);
+            for _ in 0..retired {
+                drop(pool.register(&work).unwrap());
+            }
+            assert_eq!(registry.lock().leaving().len(), 0);
+            cost
+        };
+        let few = if cfg!(miri) { 6 } else { 100 };
+        // A lane takes a lock that outlives it from those of other tests, or a new one.
+        let (few, many) = (cost(few), cost(3 * few));
+        assert!(few.abs_diff(many) <= 4, "{few} and {many} locks");
+    }
+
+    #[test]
+    fn stream_ids_continue_beyond_32_bits() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let register = || pool.register(&device.create_stream()).unwrap();
+        let first = register();
+        let registry = &pool.service().engine.streams.lanes;
+        registry.lock().skip_ids(u64::from(u32::MAX));
+        let later = [(); 3].map(|()| register());
+        let ids = later.each_ref().map(|stream| stream.id());
+        assert!(ids.is_sorted() && ids[0] > first.id());
+        assert!(ids.iter().all(|id| id.of_a_stream().is_some()));
+        let block = pool.try_allocate(&later[0], 512).unwrap();
+        let address = block.address();
+        drop(block);
+        assert_ne!(
+            pool.try_allocate(&later[1], 512).unwrap().address(),
+            address
+        );
+        assert_eq!(
+            pool.try_allocate(&later[0], 512).unwrap().address(),
+            address
+        );
     }
 }

@@ -7,7 +7,6 @@
 
 #![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
-use super::device_memory::DeviceMemory;
 use super::{Change, Engine, HeapStore, Shared, announcer, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::heap::{
@@ -20,6 +19,7 @@ use crate::measure::Bytes;
 use crate::seam::Fact;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, assert_unlocked};
 use std::time::Duration;
+use weirpool_segments::DeviceMemory;
 
 /// How other pools over the same memory are asked to release some of theirs.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,14 @@ impl Supply {
         others: OtherPools,
     ) -> Self {
         Self {
-            memory: DeviceMemory::new(device.clone(), settings),
+            memory: DeviceMemory::new(
+                device.clone(),
+                settings.segments.clone(),
+                settings.kind,
+                settings.geometry.virtual_memory,
+                settings.geometry.chunk_bytes,
+                settings.geometry.granularity,
+            ),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_refused: SharedFlag::new(false),
             refused_at: SharedNumber::new(0),

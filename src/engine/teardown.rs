@@ -6,23 +6,20 @@
 //! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind the last frees
 //! because a stream is captured, or if the last events of a stream report errors.
 
-#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
+#![allow(unsafe_code, reason = "gives the memory back")]
 
-use super::device_memory::HeldChunks;
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};
-use crate::device::{Access, Device, RawStream};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker, Watch};
 use crate::seam::{Fact, SegmentSource};
-use crate::sync::{Arc, assert_unlocked, plain};
+use crate::sync::{Arc, plain};
 use std::task::{Wake, Waker};
+use weirpool_segments::{HeldMemory, Refused};
 
 /// See the [module](self).
 #[derive(Debug)]
 struct DeferredRelease {
-    device: plain::Arc<dyn Device>,
-    chunk_bytes: u64,
     calls_block: bool,
     source: plain::Arc<dyn SegmentSource>,
     has_source: bool,
@@ -37,7 +34,7 @@ struct DeferredRelease {
 
 #[derive(Debug)]
 struct Assets {
-    held: HeldChunks,
+    held: HeldMemory,
     /// Plain segments: address and bytes.
     segments: Vec<(u64, u64)>,
     lanes: Vec<Arc<Lane>>,
@@ -69,9 +66,7 @@ pub(super) fn end(engine: &Engine) {
         return leak(shared.settings.has_source, source, &segments);
     }
     let deferred_release = plain::Arc::new(DeferredRelease {
-        device: shared.device.clone(),
         calls_block: shared.capabilities.memory_calls_block,
-        chunk_bytes: shared.settings.geometry.chunk_bytes,
         source: source.clone(),
         has_source: shared.settings.has_source,
         is_plain: shared.settings.is_plain_of_device(),
@@ -178,33 +173,17 @@ impl DeferredRelease {
     /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then
     /// as long as the process.
     fn release(&self, Assets { held, segments, .. }: &Assets) {
-        assert_unlocked("release");
-        let mut is_all = true;
-        // SAFETY: the device and the source gave these to this pool, and did not get them back. No block exists any more,
-        // and all work that was submitted before the frees is complete (invariant `safe-teardown`).
-        unsafe {
-            for (address, chunk) in &held.chunks {
-                let unmapped = self.device.unmap(*address, self.chunk_bytes);
-                is_all &= unmapped.is_ok() && self.device.destroy(*chunk).is_ok();
-            }
-            for chunk in &held.unmapped {
-                is_all &= self.device.destroy(*chunk).is_ok();
-            }
-            for (address, bytes) in &held.ranges {
-                let _ = self.device.unreserve(*address, *bytes);
-            }
-            for (address, bytes) in segments {
-                let given = self.source.give(*address, *bytes, RawStream::HOST);
-                if given.is_err() {
-                    leak(self.has_source, &self.source, segments);
-                    is_all = false;
-                }
-            }
-            for peer in held.accessors.peers().iter().filter(|_| self.is_plain) {
-                let _ = self.source.set_access(*peer, Access::None);
-            }
+        // SAFETY: no block exists any more, and all work that was submitted before the frees is complete (invariant
+        // `safe-teardown`).
+        let refused = unsafe { held.release(segments, self.is_plain) };
+        if refused.segments {
+            leak(self.has_source, &self.source, segments);
         }
-        if let Some(lender) = self.lender.as_ref().filter(|_| is_all) {
+        if let Some(lender) = self
+            .lender
+            .as_ref()
+            .filter(|_| refused == Refused::default())
+        {
             lender.end();
         }
     }

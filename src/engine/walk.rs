@@ -1,10 +1,10 @@
 //! The heap walk: which block an address is in, and all blocks at one moment.
 
-use super::lanes::Lanes;
 use super::{Announcer, Engine, HeapStore, keeping};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
+use crate::lane::Lanes;
 use crate::measure::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 use crate::sync::Guard;
 use std::collections::{HashMap, HashSet};

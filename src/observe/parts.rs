@@ -27,9 +27,16 @@ pub(crate) fn of_stream(engine: &Engine, lane: &Lane) -> StreamStatistics {
 
 /// Returns zeros for a tag that the pool has not seen.
 pub(crate) fn of_tag(service: &Service, tag: Tag) -> TagStatistics {
-    let account = service.queue.accounts.get(tag);
-    let read = |account| of_account(service, tag, account);
-    account.map_or_else(|| TagStatistics::of(tag), read)
+    match service.queue.accounts.get(tag) {
+        Some(account) => of_account(service, tag, account),
+        None => with_terms(service, TagStatistics::of(tag)),
+    }
+}
+
+fn with_terms(service: &Service, mut read: TagStatistics) -> TagStatistics {
+    read.weight = service.queue.weight(read.tag).map_or(0, NonZeroU32::get);
+    read.queue_limit = service.queue.tag_queue_limit(read.tag);
+    read
 }
 
 pub(crate) fn of_all_tags(service: &Service) -> Vec<TagStatistics> {
@@ -44,10 +51,9 @@ fn of_account(service: &Service, tag: Tag, account: &Account) -> TagStatistics {
     read.frees = account.frees();
     read.used = account.used();
     read.limit = account.limit();
-    read.weight = service.queue.weight(tag).map_or(0, NonZeroU32::get);
     read.allocations = account.allocations();
     read.waits = account.waits.statistics();
-    read
+    with_terms(service, read)
 }
 
 pub(crate) fn of_all_blocks(presence: &Presence) -> Snapshot {

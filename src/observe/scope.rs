@@ -36,11 +36,6 @@ impl StatisticsScope {
         }
     }
 
-    /// Returns the figures from when the scope began.
-    pub fn before(&self) -> &Statistics {
-        &self.before
-    }
-
     /// Returns the current figures: levels with their high-water marks since the scope began, and counters since
     /// then.
     pub fn read(&self) -> Statistics {

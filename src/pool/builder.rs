@@ -102,8 +102,7 @@ pub enum FillAt {
 }
 
 impl PoolBuilder {
-    /// Begins a pool over a device that is shared already. [`Pool::builder`] takes a device of any type.
-    pub fn new(device: plain::Arc<dyn Device>) -> Self {
+    pub(super) fn new(device: plain::Arc<dyn Device>) -> Self {
         Self {
             device,
             name: None,

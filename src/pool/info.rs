@@ -4,6 +4,7 @@ use crate::device::{DeviceError, MemoryKind};
 use crate::engine::Upstream;
 use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
+use crate::queue::QueueLimit;
 use std::fmt;
 use std::time::Duration;
 
@@ -43,9 +44,14 @@ pub struct PoolDescription {
     pub capacity: u64,
     /// The size of chunks in bytes: the step in which the pool grows, remaps and trims.
     pub chunk_bytes: u64,
+    /// The number of reserved bytes above which the pool gives free memory back without being asked; `u64::MAX` where it
+    /// keeps all.
+    pub release_threshold: u64,
+    /// How many requests may wait at once.
+    pub queue_limit: QueueLimit,
 }
 
-debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, segment_owner, is_passed_through, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes });
+debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, segment_owner, is_passed_through, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes, release_threshold as bytes, queue_limit });
 
 impl PoolDescription {
     pub(super) fn of(presence: &Presence) -> Self {
@@ -64,6 +70,8 @@ impl PoolDescription {
             is_pooled: settings.is_pooled,
             capacity: engine.store.capacity(),
             chunk_bytes: settings.geometry.chunk_bytes,
+            release_threshold: engine.maintenance.threshold(),
+            queue_limit: presence.service.queue.queue_limit(),
         }
     }
 

@@ -70,7 +70,7 @@ use own_stream::OwnStream;
 use reservation::ForReservation;
 
 use crate::block::Block;
-use crate::device::{Device, DeviceStream, Host};
+use crate::device::{AsDevice, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::handles::{Presence, Registration};
 use crate::heap::Placement;
@@ -117,9 +117,9 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Begins a pool over `device`, to be configured.
-    pub fn builder(device: impl Device) -> PoolBuilder {
-        PoolBuilder::new(plain::Arc::new(device))
+    /// Begins a pool over `device`, to be configured. A device that is shared already is taken as it is.
+    pub fn builder(device: impl AsDevice) -> PoolBuilder {
+        PoolBuilder::new(device.to_shared())
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
@@ -160,7 +160,7 @@ impl Pool {
     /// record an event on it.
     ///
     /// A stream that is registered twice has two lanes and two orders, each of them safe. A stream that the pool cannot
-    /// keep (it has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and
+    /// keep (it has an [`external_id`](crate::device::StreamProperties::external_id)) is used only inside calls that are made with it, and
     /// every free on it records its event immediately: see the [guide](crate::guide::interoperability).
     ///
     /// # Errors
@@ -426,7 +426,7 @@ mod tests {
         for _ in 0..20 {
             let host = pool.host_stream().unwrap();
             drop(pool.try_allocate(&host, 4096).unwrap());
-            assert_eq!(pool.service().engine.streams.lanes().len(), 1);
+            assert_eq!(pool.service().engine.streams.lanes().iter().count(), 1);
         }
     }
 }

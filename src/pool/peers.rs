@@ -5,7 +5,6 @@ use crate::device::{AsDevice, Device};
 use crate::engine::{AccessScope, access};
 use crate::error::AccessError;
 use crate::sync::plain;
-use std::fmt;
 
 /// Access of other devices of the host to the memory of a pool, from [`Pool::peers`].
 ///
@@ -157,6 +156,7 @@ impl Peers<'_> {
 /// device's streams are dropped, and the pool has noticed that their work and the copies are complete. From then on no
 /// further stream of the device can be registered, and copies are staged through the host. Setting the access
 /// explicitly within a scope holds from then on, after the scope too.
+#[derive(Debug)]
 #[must_use = "the scope ends when the guard is dropped"]
 pub struct AccessGuard {
     pool: Pool,
@@ -198,14 +198,5 @@ impl Drop for AccessGuard {
     fn drop(&mut self) {
         // Documented: a failed change is tried again.
         let _failed = self.finish();
-    }
-}
-
-impl fmt::Debug for AccessGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.scope.as_ref().map(|(device, _)| device.id());
-        f.debug_struct("AccessGuard")
-            .field("device", &device)
-            .finish()
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// pool.tag(guest).set_limit(Some(64 << 20));
 /// # let stream = pool.create_stream()?;
 /// let block = pool.allocate(&stream, 1 << 20).tag(guest).try_now()?;
-/// assert_eq!(pool.tag(guest).limit(), Some(64 << 20));
+/// assert_eq!(pool.tag(guest).statistics().limit, Some(64 << 20));
 /// assert_eq!(pool.tag(guest).statistics().used.current, 1 << 20);
 /// # drop(block);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -32,19 +32,9 @@ impl<'a> TagAccount<'a> {
         Self { pool, tag }
     }
 
-    /// Returns the tag.
-    pub fn tag(&self) -> Tag {
-        self.tag
-    }
-
     /// Returns the tag's current figures in this pool.
     pub fn statistics(&self) -> TagStatistics {
         parts::of_tag(self.pool.service(), self.tag)
-    }
-
-    /// Returns the most bytes that the tag may hold at once, if that is limited.
-    pub fn limit(&self) -> Option<u64> {
-        self.pool.service().queue.accounts.get(self.tag)?.limit()
     }
 
     /// Sets the most bytes that the tag may hold at once; with `None`, any number. Live blocks count, and requests
@@ -84,11 +74,6 @@ impl<'a> TagAccount<'a> {
         serving::set_tag_limit(self.pool.service(), self.tag, limit);
     }
 
-    /// Returns how many requests of the tag may wait at once.
-    pub fn queue_limit(&self) -> QueueLimit {
-        self.pool.service().queue.tag_queue_limit(self.tag)
-    }
-
     /// Sets how many requests of the tag may wait at once, for its limit and for memory together. A request beyond that
     /// fails at once, with [`QueueFull`](crate::AllocError::QueueFull).
     ///
@@ -123,12 +108,6 @@ impl<'a> TagAccount<'a> {
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
         let tag = Some(self.tag);
         self.pool.service().expected_wait(tag, tag, bytes)
-    }
-
-    /// Returns the weight of the tag in the queue; 0 if it has none.
-    pub fn weight(&self) -> u32 {
-        let weight = self.pool.service().queue.weight(self.tag);
-        weight.map_or(0, std::num::NonZeroU32::get)
     }
 
     /// Sets the weight of the tag in the queue; with 0, the default, it has none.

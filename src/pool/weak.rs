@@ -3,7 +3,6 @@
 use super::Pool;
 use crate::handles::Presence;
 use crate::sync::plain;
-use std::fmt;
 
 /// A handle that does not keep its pool alive, from [`Pool::downgrade`].
 ///
@@ -17,7 +16,7 @@ use std::fmt;
 /// assert_eq!(weak.upgrade(), None);
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct WeakPool {
     presence: plain::Weak<Presence>,
 }
@@ -36,11 +35,5 @@ impl Pool {
         WeakPool {
             presence: plain::Arc::downgrade(&self.presence),
         }
-    }
-}
-
-impl fmt::Debug for WeakPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WeakPool")
     }
 }

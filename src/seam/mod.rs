@@ -3,10 +3,9 @@
 
 mod capacity_source;
 mod observer;
-mod segment_source;
 
 pub(crate) use capacity_source::ApplyBounds;
 pub use capacity_source::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
 pub(crate) use observer::Figures;
 pub use observer::{Event, Fact, Memory, Observer};
-pub use segment_source::{SegmentProperties, SegmentSource};
+pub use weirpool_segments::{SegmentProperties, SegmentSource};

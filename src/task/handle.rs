@@ -58,13 +58,8 @@ impl<T> Task<T> {
         }
     }
 
-    /// Returns the [name](crate::Stream::task) of the work, if it has one.
-    pub fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
     /// Returns the id of the stream that the work was submitted to.
-    pub fn stream_id(&self) -> StreamId {
+    pub(super) fn stream_id(&self) -> StreamId {
         self.point.registration.lane.id
     }
 

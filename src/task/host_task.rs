@@ -6,7 +6,6 @@ use super::point::Point;
 use crate::device::Hold;
 use crate::error::TaskError;
 use crate::handles::Registration;
-use crate::id::StreamId;
 use crate::lane::{Holder, HostTaskEnding};
 use crate::queue::Passage;
 use crate::seam::Fact;
@@ -50,16 +49,6 @@ impl<F> HostTask<F> {
             future: Some(future),
             held,
         }
-    }
-
-    /// Returns the [name](crate::Stream::task) of the task, if it has one.
-    pub fn name(&self) -> Option<&str> {
-        self.end.name()
-    }
-
-    /// Returns the id of the stream that the task holds.
-    pub fn stream_id(&self) -> StreamId {
-        self.end.stream_id()
     }
 }
 
@@ -108,8 +97,8 @@ impl<F> Submitted for HostTask<F> {
 impl<F> fmt::Debug for HostTask<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostTask")
-            .field("stream", &self.stream_id())
-            .field("name", &self.name())
+            .field("stream", &self.end.stream_id())
+            .field("name", &self.held.name)
             .field("has_begun", &self.reached.is_none())
             .finish_non_exhaustive()
     }

@@ -5,10 +5,10 @@ use super::{Accesses, Submission, Task};
 use crate::device::NativeStream;
 use crate::error::{EnqueueError, SubmitError, TaskError};
 use crate::stream::Stream;
-use std::fmt;
 use std::marker::PhantomData;
 
 /// A stream whose backend is known, from [`Stream::native`]: closures that submit work need no type.
+#[derive(Debug)]
 pub struct Native<'s, W> {
     stream: &'s Stream,
     backend: PhantomData<fn(&W)>,
@@ -90,11 +90,5 @@ impl<W: NativeStream> Native<'_, W> {
         enqueue: impl FnOnce(&W, A::Arguments) -> Result<T, E>,
     ) -> Result<Task<T>, SubmitError> {
         Submission::new(self.stream, None).try_submit(accesses, enqueue)
-    }
-}
-
-impl<W> fmt::Debug for Native<'_, W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.stream.fmt(f)
     }
 }

@@ -8,7 +8,9 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{Access, Device, DeviceErrorKind, HandleTypes, MemoryKind};
-use weirpool::{AllocError, BuildError, PoolBuilder, ReleaseThreshold, Reuse, Unordered, Upstream};
+use weirpool::{
+    AllocError, BuildError, Pool, PoolBuilder, ReleaseThreshold, Reuse, Unordered, Upstream,
+};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse, driver_pool_of};
 
 const THROUGH: DriverPoolUse = DriverPoolUse::PassedThrough;
@@ -37,7 +39,7 @@ impl<B: Bench> Through<B> {
         let driver_pool = DriverPool::builder(&device).build().expect("a pool");
         let keep = ReleaseThreshold::Keep;
         driver_pool.set_release_threshold(keep).expect("a setting");
-        let builder = PoolBuilder::new(device).capacity(capacity);
+        let builder = Pool::builder(device).capacity(capacity);
         let builder = set(builder.segment_source(driver_pool.segments(THROUGH)));
         Some(Self {
             site: Site::of(bench, builder.build().expect("valid settings")),
@@ -128,7 +130,7 @@ pub(crate) fn driver_pool_has_properties_and_attributes<B: Bench>() {
     assert_eq!(pool.access_from(&device).unwrap(), Access::ReadWrite);
     pool.allow_access_from(&device).unwrap();
 
-    let builder = PoolBuilder::new(device).segment_source(pool.segments(THROUGH));
+    let builder = Pool::builder(device).segment_source(pool.segments(THROUGH));
     let through = builder.build().unwrap();
     assert_eq!(
         through.capacity(),
@@ -402,14 +404,14 @@ pub(crate) fn driver_pool_outlives_its_handle<B: Bench>() {
         driver_pool,
     } = through;
     let elsewhere = site.bench.another().device();
-    let refused = PoolBuilder::new(elsewhere)
+    let refused = Pool::builder(elsewhere)
         .segment_source(driver_pool.segments(THROUGH))
         .build();
     assert!(matches!(refused, Err(BuildError::ForeignSegments { .. })));
-    let conflict = PoolBuilder::new(probe.device()).segment_source(driver_pool.segments(THROUGH));
+    let conflict = Pool::builder(probe.device()).segment_source(driver_pool.segments(THROUGH));
     let refused = conflict.upstream(Upstream::Device).build();
     assert!(matches!(refused, Err(BuildError::Conflict { .. })));
-    let conflict = PoolBuilder::new(probe.device()).segment_source(driver_pool.segments(THROUGH));
+    let conflict = Pool::builder(probe.device()).segment_source(driver_pool.segments(THROUGH));
     let refused = conflict.tuning(|tuning| tuning.initial_size = MIB).build();
     assert!(matches!(refused, Err(BuildError::Conflict { .. })));
     drop(driver_pool);

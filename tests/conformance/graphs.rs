@@ -276,7 +276,7 @@ pub(crate) fn request_does_not_wait_inside_a_capture<B: Bench>() {
         refused,
         Err(AllocError::NotReservedForCapture { .. })
     ));
-    capture.abort();
+    drop(capture);
     drop(held);
     other.stream.seal().unwrap();
     other.settle();
@@ -311,7 +311,7 @@ pub(crate) fn aborted_capture_leaves_nothing<B: Bench>() {
         match round {
             0 => drop((block, capture)),
             1 => {
-                capture.abort();
+                drop(capture);
                 kept.push(block);
             }
             2 => drop(std::thread::spawn(move || drop((capture, block))).join()),

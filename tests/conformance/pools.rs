@@ -9,7 +9,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use weirpool::PoolBuilder;
 use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::{AllocError, BuildError, Pool, StreamError, Upstream};
 use weirpool_compat::{Current, Scope, current, default_pool, find_pool, pool_of};
@@ -208,7 +207,7 @@ pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
 pub(crate) fn unpooled_memory_is_released_once_it_is_complete<B: Bench>() {
     let bench = B::new();
     let probe = crate::probe::Probe::new(bench.device());
-    let builder = PoolBuilder::new(probe.device()).capacity(8 * MIB);
+    let builder = Pool::builder(probe.device()).capacity(8 * MIB);
     let pool = builder.upstream(Upstream::Unpooled).build().unwrap();
     let site = Site {
         bench,

@@ -136,9 +136,7 @@ pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolB
 
 /// A pool over the device's own memory.
 pub(crate) fn plain_builder(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
-    PoolBuilder::new(device)
-        .capacity(capacity)
-        .chunk_bytes(CHUNK)
+    Pool::builder(device).capacity(capacity).chunk_bytes(CHUNK)
 }
 
 /// A stream, with functions that use memory on it.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Block, Pool, PoolBuilder, Stream};
+use weirpool::{Block, Pool, Stream};
 use weirpool_broker::{Broker, BrokerConfig, Watch, lease_capacity};
 
 pub(crate) const TENANT: &str = "use memory that a broker leases";
@@ -32,7 +32,7 @@ struct Tenant {
 impl Tenant {
     fn new(gpu: Arc<Gpu>, device: Arc<dyn Device>, socket: PathBuf) -> Self {
         let work = gpu.context().new_stream().unwrap();
-        let builder = PoolBuilder::new(device)
+        let builder = Pool::builder(device)
             .capacity(CAPACITY)
             .chunk_bytes(64 * MIB);
         let pool = lease_capacity(builder, socket).build().unwrap();

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
-use weirpool::{Fill, FillAt, Pool, PoolBuilder, Source, TaskError, Upstream};
+use weirpool::{Fill, FillAt, Pool, Source, TaskError, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 type Here = Cuda<Mapped>;
@@ -149,7 +149,7 @@ pub(crate) fn capture_is_not_broken_by_blocks_that_are_passed_through() {
     let device = site.bench.device();
     let driver_pool = DriverPool::builder(&device).build().unwrap();
     let segments = driver_pool.segments(DriverPoolUse::PassedThrough);
-    let pool = PoolBuilder::new(device).segment_source(segments);
+    let pool = Pool::builder(device).segment_source(segments);
     let pool = pool.build().unwrap();
     let stream = pool.create_stream().unwrap();
     let use_pool = || {

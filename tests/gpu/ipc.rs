@@ -10,7 +10,7 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Pool, PoolBuilder, Stream};
+use weirpool::{Pool, Stream};
 use weirpool_share::ipc::wire::{self, Allowed, Listener};
 use weirpool_share::ipc::{AllocateExportable, Connection, IpcError};
 
@@ -29,7 +29,7 @@ struct Side {
 impl Side {
     fn new(gpu: Arc<Gpu>, device: Arc<dyn weirpool::device::Device>) -> Self {
         let work = gpu.context().new_stream().unwrap();
-        let pool = PoolBuilder::new(device).capacity(1 << 30).build().unwrap();
+        let pool = Pool::builder(device).capacity(1 << 30).build().unwrap();
         let stream = pool.register(&work).unwrap();
         Self {
             gpu,

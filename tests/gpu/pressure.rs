@@ -5,7 +5,7 @@ use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use futures::executor::block_on;
 use std::time::Duration;
-use weirpool::PoolBuilder;
+use weirpool::Pool;
 use weirpool::device::MemoryKind;
 use weirpool::{AllocError, Pool, Source, Stream};
 
@@ -13,7 +13,7 @@ const STEP: u64 = 512 * MIB;
 
 /// Creates a pool over the whole device, with few large chunks.
 fn pool<S: Setting>(bench: &Cuda<S>) -> (Pool, Stream) {
-    let builder = PoolBuilder::new(bench.device()).chunk_bytes(STEP);
+    let builder = Pool::builder(bench.device()).chunk_bytes(STEP);
     let pool = builder.build().expect("a pool over the whole device");
     let stream = pool.register(&bench.stream()).expect("a stream of it");
     (pool, stream)
@@ -50,7 +50,7 @@ pub(crate) fn another_pool_spills<S: Setting>() {
 pub(crate) fn last_chunk_of_a_full_device_is_waited_for<S: Setting>() {
     let bench = Cuda::<S>::new();
     let [one, other] = [(); 2].map(|()| {
-        let builder = PoolBuilder::new(bench.device()).chunk_bytes(2 * MIB);
+        let builder = Pool::builder(bench.device()).chunk_bytes(2 * MIB);
         let pool = builder.build().expect("a pool over the whole device");
         let stream = pool.register(&bench.stream()).expect("a stream of it");
         (pool, stream)

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaStream, result};
 use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::PoolBuilder;
+use weirpool::Pool;
 use weirpool::device::MemoryKind;
 use weirpool::{AllocError, Block, Pool, Stream};
 
@@ -36,7 +36,7 @@ struct Setup<S: Setting> {
 
 impl<S: Setting> Setup<S> {
     fn new(bench: &Cuda<S>) -> Self {
-        let pool = PoolBuilder::new(bench.device()).chunk_bytes(STEP);
+        let pool = Pool::builder(bench.device()).chunk_bytes(STEP);
         let pool = pool.build().expect("a pool over the whole device");
         let work = bench.stream();
         let stream = pool.register(&work).expect("a stream of it");

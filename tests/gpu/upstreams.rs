@@ -7,7 +7,7 @@ use crate::cuda::{Cuda, Managed, Mapped, Pinned, Plain, Setting};
 use crate::site::{Site, builder};
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute, cuPointerGetAttribute};
 use weirpool::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
-use weirpool::{Block, BuildError, PoolBuilder, Upstream};
+use weirpool::{Block, BuildError, Pool, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// What the driver knows of an address.
@@ -119,7 +119,7 @@ pub(crate) fn host_memory_is_used_by_the_host_only() {
         let managed = info(MemoryKind::Managed);
         assert_eq!(managed.total, info(MemoryKind::Device).total);
     }
-    let pool = weirpool::PoolBuilder::new(device.clone()).upstream(Upstream::Pinned);
+    let pool = weirpool::Pool::builder(device.clone()).upstream(Upstream::Pinned);
     let pool = pool.build().unwrap();
     assert!(pool.capacity() <= host.total);
     assert!(
@@ -143,7 +143,7 @@ pub(crate) fn pools_of_the_driver_have_every_kind_or_are_refused() {
             Err(error) => panic!("{kind}: {error}"),
         };
         for how in [DriverPoolUse::PassedThrough, DriverPoolUse::SubAllocated] {
-            let builder = PoolBuilder::new(device.clone()).capacity(64 * MIB);
+            let builder = Pool::builder(device.clone()).capacity(64 * MIB);
             let pool = builder
                 .segment_source(driver_pool.segments(how))
                 .build()

@@ -173,7 +173,7 @@ async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream)
     }
     drop((earlier, kept));
     let aborted = pool.capture(other)?;
-    aborted.abort();
+    drop(aborted);
     for graph in &graphs {
         graph.launch(stream)?;
     }

@@ -339,7 +339,7 @@ impl World {
     fn capture(&mut self) {
         let line = &mut self.lines[self.random.usize(..3)];
         match line.capture.take() {
-            Some(capture) if self.random.bool() => capture.abort(),
+            Some(capture) if self.random.bool() => drop(capture),
             Some(capture) => drop(capture.end().unwrap()),
             None => line.capture = Some(self.pool.capture(&line.stream).unwrap()),
         }

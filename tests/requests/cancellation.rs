@@ -293,7 +293,7 @@ const SUBJECTS: &[(&str, Start)] = &[
         let task = stream.spawn(async { drop(request.await) }).unwrap();
         Box::pin(async move {
             task.await.unwrap();
-            stream.await.unwrap();
+            stream.synchronize().await.unwrap();
         })
     }),
     ("write and read", |world| {

@@ -406,7 +406,7 @@ fn buffer_has_elements() {
     let pool = crate::common::pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
     let buffer = pool.buffer::<u64>(&stream, 1000).try_now().unwrap();
-    assert_eq!((buffer.len(), buffer.size()), (1000, 8000));
+    assert_eq!((buffer.len(), buffer.as_block().requested()), (1000, 8000));
     assert!(buffer.address().is_aligned_to(8));
     assert!(pool.buffer::<u64>(&stream, usize::MAX).try_now().is_err());
     assert_eq!(buffer.into_block().requested(), 8000);
@@ -432,15 +432,15 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
 
     let buffer = Buffer::<u64>::from_block(block, 512).unwrap();
     assert_eq!(
-        (buffer.len(), buffer.size(), buffer.address()),
+        (buffer.len(), buffer.as_block().size(), buffer.address()),
         (512, 4096, address)
     );
     assert_eq!(reservation.left(), MIB - 4096);
-    // The size is that of the elements, whatever was requested.
+    // The length is that of the elements, whatever was requested.
     for (requested, len) in [(4096, 10), (100, 512)] {
         let block = pool.try_allocate(&stream, requested).unwrap();
         let buffer = Buffer::<u8>::from_block(block, len).unwrap();
-        assert_eq!(buffer.size(), len as u64);
+        assert_eq!(buffer.len(), len);
     }
 
     for len in [513, usize::MAX] {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::device::sim::SimDevice;
-use weirpool::{Block, PoolBuilder, Stream, Upstream};
+use weirpool::{Block, Pool, Stream, Upstream};
 use weirpool_tiers::{HostTier, IntoSpillable, Keep, Region, Regions};
 
 const GIB: u64 = 1 << 30;
@@ -155,10 +155,10 @@ fn row(name: &str, time: Duration, bytes: u64, bare: Option<f64>) {
 /// Spills and fetches this many blocks.
 async fn spills(bench: &Bench, rounds: usize, piece: u64, count: u64) -> anyhow::Result<()> {
     let bytes = piece * count;
-    let pool = PoolBuilder::new(bench.device.clone())
+    let pool = Pool::builder(bench.device.clone())
         .capacity(bytes)
         .build()?;
-    let host = PoolBuilder::new(bench.device.clone())
+    let host = Pool::builder(bench.device.clone())
         .upstream(Upstream::Pinned)
         .capacity(bytes)
         .build()?;
@@ -229,7 +229,7 @@ fn main() -> anyhow::Result<()> {
     if let Some([out, back]) = bench.bare {
         println!("  bare copies: {out:.1} GiB/s to the host, {back:.1} GiB/s to the device");
     }
-    let pool = PoolBuilder::new(bench.device.clone()).build()?;
+    let pool = Pool::builder(bench.device.clone()).build()?;
     let stream = pool.create_stream()?;
     let weights = pool.region("weights").keep(Keep::OnHost).build()?;
     let cache = pool.region("cache").keep(Keep::Nothing).build()?;

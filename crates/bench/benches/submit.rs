@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use suite::backend::{Backend, Line};
 use suite::cuda;
 use suite::simulated::Simulated;
+use weirpool::Pool;
 use weirpool::device::sim::Clock;
-use weirpool::{Pool, PoolBuilder};
 
 /// Launches between two waits for the device, outside of the measured time: fewer than its queues hold.
 const BATCH: u64 = 200;
@@ -39,9 +39,7 @@ fn submit(criterion: &mut Criterion) {
 
 fn submit_on<G: Backend>(criterion: &mut Criterion, suffix: &str, backend: &G) {
     backend.enter();
-    let pool = PoolBuilder::new(backend.device())
-        .build()
-        .expect("defaults");
+    let pool = Pool::builder(backend.device()).build().expect("defaults");
     let launches = criterion.benchmark_group(format!("submit{suffix}"));
     launch(
         launches,

@@ -32,7 +32,7 @@ mod linux {
     use std::time::{Duration, Instant};
     use weirpool::device::Device;
     use weirpool::device::sim::{Clock, Operation, SimDevice};
-    use weirpool::{AllocError, Pool, PoolBuilder, Stream};
+    use weirpool::{AllocError, Pool, Stream};
     use weirpool_broker::{Broker, BrokerConfig, BrokerOptions, lease_capacity, lease_of};
 
     const MIB: u64 = 1 << 20;
@@ -394,7 +394,7 @@ mod linux {
                     bail!("unknown device {other}; build with --features cuda for cuda")
                 }
             };
-            let mut builder = PoolBuilder::new(device).capacity(capacity);
+            let mut builder = Pool::builder(device).capacity(capacity);
             builder = builder.chunk_bytes(options.chunk);
             // A request that waits for memory of its own service fails, since no broker can help it.
             builder = builder.fail_deadlocks_after(Duration::from_millis(20));

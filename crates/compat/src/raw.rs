@@ -20,7 +20,7 @@ const SHARDS: usize = 16;
 /// that was freed and given out again since.
 ///
 /// It registers each stream once: a stream that the pool keeps is found by its name, an external one (a stream with an
-/// [`external_id`](DeviceStream::external_id)) by the number that the driver never reuses.
+/// [`external_id`](weirpool::device::StreamProperties::external_id)) by the number that the driver never reuses.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};

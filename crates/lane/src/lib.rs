@@ -33,6 +33,8 @@
 //! | `marker` | pooled events |
 //! | `watch` | watches on markers |
 //! | `neighbour` | another device of the host, if the stream is one of it |
+//! | `neighbours` | the other devices, and which of them have access to the pool's memory |
+//! | `lanes`, `retired` | all registered streams; the counts of those that are gone |
 //! | `own_calls` | the pool's own calls on the stream, which a capture refuses |
 //! | `timeline` | the completed points of the stream, and the queries to the device |
 //! | `host_tasks` | the host tasks that hold the stream |
@@ -52,11 +54,14 @@ mod capture;
 mod count;
 mod host_tasks;
 mod lane;
+mod lanes;
 mod large_cache;
 mod marker;
 mod neighbour;
+mod neighbours;
 mod own_calls;
 mod pace;
+mod retired;
 mod shards;
 mod slot;
 mod spacing;
@@ -72,9 +77,15 @@ pub use cache::{CacheBounds, CacheOwner, Flush, RefCache};
 pub use count::{BlockEvent, LaneFigures};
 pub use host_tasks::{Holder, HostTaskEnding, HostTasks};
 pub use lane::Lane;
+pub use lanes::{Lanes, Registry};
 pub use marker::{Events, Marker};
 pub use neighbour::Neighbour;
+pub use neighbours::{
+    AccessBusy, AccessScope, AccessStage, CompleteCopies, Copying, Neighbours, NoAccess,
+    WantedAccess,
+};
 pub use own_calls::refused;
+pub use retired::Retired;
 pub use stream_cache::{Gate, StreamCache};
 pub use timeline::Timeline;
 pub use watch::Watch;

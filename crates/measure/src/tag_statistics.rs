@@ -4,7 +4,7 @@ use crate::WaitStatistics;
 use std::fmt;
 use weirpool_heap::units::{Bytes, Counted};
 use weirpool_heap::{Level, debug_in_units};
-use weirpool_queue::Tag;
+use weirpool_queue::{QueueLimit, Tag};
 
 /// The figures of a [`Tag`] in one pool at one moment; in bytes unless stated otherwise.
 ///
@@ -36,6 +36,8 @@ pub struct TagStatistics {
     pub limit: Option<u64>,
     /// Its weight in the queue; 0 if it has none.
     pub weight: u32,
+    /// How many of its requests may wait at once.
+    pub queue_limit: QueueLimit,
     /// Number of blocks, charges and reservations granted so far. A block that is drawn from a reservation does not count.
     pub allocations: u64,
     /// Number of these that ended so far.
@@ -44,7 +46,7 @@ pub struct TagStatistics {
     pub waits: WaitStatistics,
 }
 
-debug_in_units!(struct TagStatistics { tag, used, limit as bytes, weight, allocations, frees, waits });
+debug_in_units!(struct TagStatistics { tag, used, limit as bytes, weight, queue_limit, allocations, frees, waits });
 
 /// `weights: 4.0 KiB (high 4.0 KiB) used of 1.0 MiB; 1 allocation; …`
 impl fmt::Display for TagStatistics {
@@ -67,6 +69,7 @@ impl TagStatistics {
             used: Level::default(),
             limit: None,
             weight: 0,
+            queue_limit: QueueLimit::NONE,
             allocations: 0,
             frees: 0,
             waits: WaitStatistics::default(),

@@ -38,7 +38,7 @@ mod processes {
     use std::time::Instant;
     use weirpool::device::sim::SimDevice;
     use weirpool::device::{Device, HandleTypes};
-    use weirpool::{Pool, PoolBuilder, Stream};
+    use weirpool::{Pool, Stream};
     use weirpool_driver_pool::{DriverPool, DriverPoolUse};
     use weirpool_share::ipc::wire::{self, Allowed, Listener};
     use weirpool_share::ipc::{AllocateExportable, Connection, PointerData};
@@ -127,7 +127,7 @@ mod processes {
     }
 
     fn pool(device: &Arc<dyn Device>) -> Outcome<(Pool, Stream)> {
-        let pool = PoolBuilder::new(device.clone()).capacity(2 << 30).build()?;
+        let pool = Pool::builder(device.clone()).capacity(2 << 30).build()?;
         let stream = pool.create_stream()?;
         Ok((pool, stream))
     }
@@ -149,7 +149,7 @@ mod processes {
         let driver_pool = DriverPool::builder(&device)
             .handle_types(HandleTypes::POSIX_FD)
             .build()?;
-        let passed = PoolBuilder::new(device.clone())
+        let passed = Pool::builder(device.clone())
             .segment_source(driver_pool.segments(DriverPoolUse::PassedThrough))
             .capacity(1 << 30)
             .build()?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weirpool::device::MemoryKind;
 use weirpool::extend::Resident;
-use weirpool::{Block, Pool, PoolBuilder, Stream, Tag, Terms, Upstream};
+use weirpool::{Block, Pool, Stream, Tag, Terms, Upstream};
 
 /// The smallest allocation of the device for a region, unless its builder says otherwise.
 const CHUNK: u64 = 32 << 20;
@@ -124,7 +124,7 @@ impl RegionBuilder {
             (Keep::OnHost, given) => {
                 let tier = match given {
                     Some(tier) => tier,
-                    None => PoolBuilder::new(device.clone())
+                    None => Pool::builder(device.clone())
                         .upstream(Upstream::Pinned)
                         .build()?,
                 };

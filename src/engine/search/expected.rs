@@ -3,11 +3,11 @@
 //! Where waiting comes first, memory that streams are about to pass is worth more than new memory. Memory that was on
 //! its way when the request was made is awaited if it is expected in time, and no longer than it may be expected.
 
-use super::super::lanes::Lanes;
 use super::super::mode::Patience;
 use super::Recipient;
 use crate::engine::Expected;
 use crate::lane::Lane;
+use crate::lane::Lanes;
 use crate::sync::Arc;
 
 /// Returns the points that a request of that size awaits before new memory is taken; none once they are overdue.

@@ -75,13 +75,13 @@ fn threshold_can_be_a_fraction_and_can_be_set_later() {
     }
     let pool = pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
-    assert_eq!(pool.inspect().release_threshold(), u64::MAX);
+    assert_eq!(pool.inspect().describe().release_threshold, u64::MAX);
     drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
     let_pass(&device, 5);
     assert_eq!(reserved(&pool), 32 * MIB, "kept by default");
     let threshold = ReleaseThreshold::Fraction(1.0 / 128.0);
     pool.maintain().set_release_threshold(threshold).unwrap();
-    assert_eq!(pool.inspect().release_threshold(), 8 * MIB);
+    assert_eq!(pool.inspect().describe().release_threshold, 8 * MIB);
     let_pass(&device, 3);
     assert_eq!(reserved(&pool), 8 * MIB);
     assert!(

@@ -34,7 +34,7 @@ impl Asked {
         let _ = (
             pool.inspect().statistics_by_stream(),
             pool.maintain().reap(),
-            pool.tag(tag()).limit(),
+            pool.tag(tag()).statistics().limit,
         );
         if let Ok(stream) = pool.create_stream() {
             drop(pool.try_allocate(&stream, 512));

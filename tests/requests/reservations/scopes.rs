@@ -407,7 +407,7 @@ fn request_in_a_scope_is_told_of_the_end_of_a_capture() {
             waiting.is_waiting(),
             "the reservation is not drawn from in a capture"
         );
-        capture.abort();
+        drop(capture);
         while waiting.poll_if_woken() {}
         assert!(!waiting.is_waiting());
     }

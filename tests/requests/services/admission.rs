@@ -62,7 +62,7 @@ fn request_that_need_not_wait_is_granted_beside_a_full_queue() {
 fn queue_limit_counts_bytes_and_can_change() {
     let device = manual();
     let pool = base(&device).build().unwrap();
-    assert_eq!(pool.inspect().queue_limit(), QueueLimit::NONE);
+    assert_eq!(pool.inspect().describe().queue_limit, QueueLimit::NONE);
     let (_, stream) = stream(&device, &pool);
     let _held = pool.try_allocate(&stream, ALL).unwrap();
     let mut waiter = not_ready(pool.allocate(&stream, 3 * MIB));
@@ -113,10 +113,13 @@ fn tag_has_a_queue_limit_of_its_own() {
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("admission: few may wait");
     pool.tag(tag).set_limit(Some(MIB));
-    assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::NONE);
+    assert_eq!(pool.tag(tag).statistics().queue_limit, QueueLimit::NONE);
     pool.tag(tag).set_queue_limit(Some(QueueLimit::requests(1)));
     pool.maintain().set_queue_limit(7);
-    assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(1));
+    assert_eq!(
+        pool.tag(tag).statistics().queue_limit,
+        QueueLimit::requests(1)
+    );
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     let mut first = not_ready(pool.allocate(&stream, MIB).tag(tag));
     let refused = now(pool.allocate(&stream, MIB).tag(tag)).unwrap_err();
@@ -124,7 +127,10 @@ fn tag_has_a_queue_limit_of_its_own() {
     assert_eq!((full.tag, full.waiting, full.limit), (Some(tag), 1, 1));
     assert!(refused.to_string().contains(&format!("queue of tag {tag}")));
     pool.tag(tag).set_queue_limit(None);
-    assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(7));
+    assert_eq!(
+        pool.tag(tag).statistics().queue_limit,
+        QueueLimit::requests(7)
+    );
     let _second = not_ready(pool.allocate(&stream, MIB).tag(tag));
     drop(held);
     assert!(poll(&mut first).is_ready());

@@ -350,10 +350,10 @@ fn limits_change_at_run_time() {
     let pool = pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
     let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
-    assert_eq!(pool.tag(guest).limit(), None);
+    assert_eq!(pool.tag(guest).statistics().limit, None);
     let blocks = [0; 4].map(|_| allocate(4 * MIB).try_now().unwrap());
     pool.tag(guest).set_limit(Some(8 * MIB));
-    assert_eq!(pool.tag(guest).limit(), Some(8 * MIB));
+    assert_eq!(pool.tag(guest).statistics().limit, Some(8 * MIB));
     let (woken, waker) = Count::new();
     let mut waiting = allocate(4 * MIB);
     assert!(poll_with(&mut waiting, &waker).is_pending());

@@ -272,7 +272,8 @@ fn random_requests_share_the_queue() {
                         by_tag.entry(*tag).or_default().push(*bytes);
                     }
                     let weight = |tag: Option<Tag>| {
-                        tag.map_or(1, |tag| pool.tag(tag).weight().max(1)).into()
+                        tag.map_or(1, |tag| pool.tag(tag).statistics().weight.max(1))
+                            .into()
                     };
                     let (is_below, is_any_above) = judge(&by_tag, weight, limit, tag, bytes);
                     let request = pool.allocate(&stream, bytes).priority(random.i32(..3));

@@ -17,7 +17,10 @@ fn tenants_get_memory_by_weight() {
     for (tag, weight) in weighted.iter().zip(weights) {
         pool.tag(*tag).set_weight(weight);
     }
-    assert_eq!(weighted.map(|tag| pool.tag(tag).weight()), weights);
+    assert_eq!(
+        weighted.map(|tag| pool.tag(tag).statistics().weight),
+        weights
+    );
     let (_, stream) = stream(&device, &pool);
     let all = pool.try_allocate(&stream, LARGEST).unwrap();
     let flows = [
@@ -27,7 +30,7 @@ fn tenants_get_memory_by_weight() {
         None,
     ];
     let weight_of = |flow: Option<Tag>| match flow {
-        Some(tag) => pool.tag(tag).weight(),
+        Some(tag) => pool.tag(tag).statistics().weight,
         None => 1,
     };
     let mut random = fastrand::Rng::with_seed(7);

@@ -134,7 +134,7 @@ fn captured_and_foreign_streams_are_refused() {
     assert!(matches!(captured, Err(AllocError::StreamCaptured)));
     let captured = memory.restore(&checkpoint, &site.stream).unwrap_err();
     assert_eq!(captured, RestoreError::Refused(AllocError::StreamCaptured));
-    capture.abort();
+    drop(capture);
     assert_eq!(memory.checkpoint().ranges().len(), 0);
     site.pool.close();
     let closed = memory.restore(&checkpoint, &site.stream).unwrap_err();

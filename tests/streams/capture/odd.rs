@@ -168,7 +168,7 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     drop(block);
     let capture = pool.capture(&stream).unwrap();
     drop(waiting);
-    capture.abort();
+    drop(capture);
     device.advance(us(10_000));
     device.block_on(pool.drain()).unwrap();
     assert_eq!(used(), 0);
@@ -202,7 +202,7 @@ impl End {
     fn end(self, site: &Site, capture: Capture) -> Option<weirpool::CapturedGraph> {
         match self {
             Self::Graph => return Some(capture.end().unwrap()),
-            Self::Abort => capture.abort(),
+            Self::Abort => drop(capture),
             Self::OtherThread => std::thread::spawn(move || drop(capture)).join().unwrap(),
             Self::OtherCode => {
                 drop(site.work.end_capture().unwrap());
@@ -343,7 +343,7 @@ fn block_of_a_capture_is_dropped_at_any_time_and_place() {
                 let later = site.pool.capture(&site.stream).unwrap();
                 drop(block.take());
                 assert_ne!(site.take(MIB).address(), address);
-                later.abort();
+                drop(later);
             }
             Drop::OnACapturedStream => {
                 let later = site.pool.capture(&other).unwrap();

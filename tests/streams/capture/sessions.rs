@@ -15,7 +15,7 @@ fn dropped_capture_leaves_nothing() {
         let block = site.take(MIB);
         site.work.submit(write(&block, 1));
         match ends {
-            0 => capture.abort(),
+            0 => drop(capture),
             1 => drop((block, capture)),
             _ => std::thread::spawn(move || drop(capture)).join().unwrap(),
         }

@@ -205,7 +205,7 @@ fn aborted_capture_keeps_no_block() {
         let capture = site.pool.capture(&site.stream).unwrap();
         block.fill(&site.stream, Fill::Zero).unwrap();
         drop(block);
-        capture.abort();
+        drop(capture);
         site.settle();
         assert!(site.is_available(address));
         site.assert_sound();

@@ -238,7 +238,7 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
     ] {
         assert!(refused.to_string().contains(way), "{refused}");
     }
-    capture.abort();
+    drop(capture);
     devices[0].take_violations();
     devices[0].advance_to_end();
     for pool in &pools {

@@ -154,7 +154,7 @@ fn panic_of_a_host_task_reaches_its_poller() {
         resume_unwind(Box::new("no input"));
     });
     let mut task = Box::pin(task.unwrap());
-    assert_eq!(task.name(), Some("decode"));
+    assert!(format!("{task:?}").contains("decode"));
     let next = spend(&stream, 5);
     let panicked: Result<Poll<Result<(), _>>, _> =
         catch_unwind(AssertUnwindSafe(|| poll(&mut task)));

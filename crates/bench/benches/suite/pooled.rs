@@ -19,7 +19,7 @@ impl<'a, G: Backend> Pooled<'a, G> {
     }
 
     pub(crate) fn with(backend: &'a G, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
-        let builder = set(PoolBuilder::new(backend.device()));
+        let builder = set(Pool::builder(backend.device()));
         let pool = builder.build().expect("settings that are in range");
         Self { backend, pool }
     }

@@ -21,7 +21,6 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 use wait::{Pooled, Way};
-use weirpool::PoolBuilder;
 use weirpool::device::Device;
 use weirpool::{Pool, Stream};
 
@@ -90,7 +89,7 @@ fn lateness<B: Bench>(bench: &B, pool: &Pool, way: &dyn Way, work: Duration) -> 
 
 fn run<B: Bench>(bench: &B) {
     println!("{}", bench.name());
-    let pool = PoolBuilder::new(bench.device())
+    let pool = Pool::builder(bench.device())
         .capacity(1 << 30)
         .build()
         .expect("a pool");

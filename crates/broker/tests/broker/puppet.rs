@@ -218,7 +218,7 @@ trait BlockingOrPoll {
     fn blocking_or_poll(self);
 }
 
-impl BlockingOrPoll for weirpool::Synchronize {
+impl BlockingOrPoll for weirpool::Completion {
     fn blocking_or_poll(self) {
         futures::executor::block_on(self).unwrap();
     }

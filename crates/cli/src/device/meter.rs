@@ -258,14 +258,16 @@ unsafe impl<D: Device> Device for Metered<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weirpool::PoolBuilder;
+    use weirpool::Pool;
     use weirpool::device::sim::{Operation, SimDevice};
 
     #[test]
     fn calls_are_counted_like_the_device_counts_them() {
         let sim = SimDevice::new();
         let metered = Arc::new(Metered::new(sim.clone()));
-        let pool = PoolBuilder::new(metered.clone()).build().unwrap();
+        let pool = Pool::builder(metered.clone() as Arc<dyn Device>)
+            .build()
+            .unwrap();
         let works = [sim.create_stream(), sim.create_stream()];
         let of_the_test = sim.counters().device_calls - metered.calls();
         let [one, other] = [&works[0], &works[1]].map(|work| pool.register(work).unwrap());

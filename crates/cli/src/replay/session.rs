@@ -12,7 +12,6 @@ use hdrhistogram::Histogram;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::PoolBuilder;
 use weirpool::device::Device;
 use weirpool::{Block, Event, Pool};
 
@@ -191,7 +190,7 @@ pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<P
         lane,
         ..
     } = policy.conditions;
-    let mut builder = PoolBuilder::new(device)
+    let mut builder = Pool::builder(device)
         .upstream(policy.upstream.upstream())
         .tuning(|tuning| {
             tuning.when_short = policy.when_short.when_short();

@@ -7,7 +7,7 @@ use crate::mutex::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use weirpool::device::{AsDevice, DeviceId, DeviceStream, Pooling};
-use weirpool::{BuildError, Pool, PoolBuilder, Stream, StreamError, Upstream};
+use weirpool::{BuildError, Pool, Stream, StreamError, Upstream};
 
 static TABLE: Mutex<BTreeMap<DeviceId, Seats>> = Mutex::new(BTreeMap::new());
 
@@ -54,7 +54,7 @@ pub(super) fn seat(device: &impl AsDevice, pooling: Pooling) -> Result<Arc<Seat>
             device,
             |seats| &mut seats.unpooled,
             |device| {
-                PoolBuilder::new(device.to_shared())
+                Pool::builder(device.to_shared())
                     .upstream(Upstream::Unpooled)
                     .build()
             },
@@ -70,7 +70,7 @@ pub(super) fn default_seat(device: &impl AsDevice) -> Result<Arc<Seat>, BuildErr
     made(
         device,
         |seats| &mut seats.default,
-        |device| PoolBuilder::new(device.to_shared()).build(),
+        |device| Pool::builder(device.to_shared()).build(),
     )
 }
 

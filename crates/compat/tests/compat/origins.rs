@@ -364,7 +364,7 @@ fn copy_between_devices_in_a_capture_needs_access_or_plain_memory() {
         let capture = pools[0].capture(&streams[0]).unwrap();
         let refused = a0.copy_to(&mut a1, &streams[0]).err();
         assert_eq!(refused, is_virtual.then_some(CopyError::NoAccessInCapture));
-        capture.abort();
+        drop(capture);
         assert!(pools[1].peers().is_supported(&cuda0)); // wp.is_mempool_access_supported
         pools[1].peers().enable(&cuda0).unwrap(); // wp.set_mempool_access_enabled
         assert!(pools[1].peers().is_enabled(&cuda0));

@@ -9,7 +9,7 @@ use crate::common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Fill, FillAt, PoolBuilder, Source, StreamId};
+use weirpool::{AllocError, Fill, FillAt, Pool, Source, StreamId};
 use weirpool_compat::{Current, RawPool, current};
 
 fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
@@ -89,7 +89,7 @@ fn each_free_of_a_long_backlog_is_sealed() {
     const FREES: u64 = 1500;
     let device = manual();
     let probe = Probe::new(std::sync::Arc::new(device.clone()));
-    let pool = PoolBuilder::new(probe.device()).capacity(8 * MIB);
+    let pool = Pool::builder(probe.device()).capacity(8 * MIB);
     let raw = RawPool::new(&pool.chunk_bytes(CHUNK).build().unwrap());
     let work = device.create_stream();
     let stream = External::of(&work);

@@ -156,7 +156,7 @@ impl World {
     fn capture(&mut self) {
         let line = &mut self.lines[self.random.usize(..4)];
         match line.capture.take() {
-            Some(capture) if self.random.bool() => capture.abort(),
+            Some(capture) if self.random.bool() => drop(capture),
             Some(capture) => drop(capture.end().unwrap()),
             None => line.capture = Some(self.pools[line.pool].capture(&line.stream).unwrap()),
         }

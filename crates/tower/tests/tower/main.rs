@@ -249,7 +249,7 @@ mod over_http {
         stream: Stream,
         work: SimStream,
         left: usize,
-        step: Option<(Block, Synchronize)>,
+        step: Option<(Block, Completion)>,
     }
 
     impl Body for Tokens {

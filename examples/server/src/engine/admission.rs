@@ -70,7 +70,7 @@ impl Engine {
             max_tokens: job.max_tokens,
             sampling: job.sampling,
             tenant: job.tenant,
-            weight: self.pool.tag(job.tenant).weight(),
+            weight: self.pool.tag(job.tenant).statistics().weight,
             deadline: job.deadline,
             pages,
             shared: count,

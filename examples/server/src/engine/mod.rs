@@ -129,7 +129,7 @@ impl Engine {
             settings.capacity,
             shape.context,
         );
-        let pool = PoolBuilder::new(machine.device.clone())
+        let pool = Pool::builder(machine.device.clone())
             .capacity(settings.capacity)
             .queue_limit(settings.queue)
             .load_shedding()

@@ -10,7 +10,6 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::Pool;
-use weirpool::PoolBuilder;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -41,7 +40,7 @@ impl<'a> DriverPool<'a> {
         let mut pool = std::ptr::null_mut();
         // SAFETY: the properties are complete, and `pool` is valid for the write.
         unsafe { sys::cuMemPoolCreate(&mut pool, properties.as_ptr()) }.result()?;
-        let waiting = PoolBuilder::new(backend.device()).capacity(16 << 20);
+        let waiting = Pool::builder(backend.device()).capacity(16 << 20);
         let made = Self {
             backend,
             pool: Handle(pool),

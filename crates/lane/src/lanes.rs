@@ -1,9 +1,9 @@
 //! The registered streams: a list that is cheap to read and cheap to change.
 
-use super::retired::Retired;
+use crate::Lane;
 use crate::heap::Fence;
 use crate::id::{StreamId, Ticket};
-use crate::lane::Lane;
+use crate::retired::Retired;
 #[cfg(debug_assertions)]
 use crate::sync::assert_unlocked;
 use crate::sync::{Arc, plain};
@@ -19,7 +19,7 @@ type LaneRun = plain::Arc<Vec<Arc<Lane>>>;
 /// The lanes of all registered streams, by id. A copy is a snapshot, and costs one count. It may be the last owner of a
 /// stream, so no lock is held while it is dropped.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lanes(plain::Arc<Vec<LaneRun>>);
+pub struct Lanes(plain::Arc<Vec<LaneRun>>);
 
 #[cfg(debug_assertions)]
 impl Drop for Lanes {
@@ -29,22 +29,23 @@ impl Drop for Lanes {
 }
 
 impl Lanes {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Lane>> {
+    /// Returns the lanes, in the order of their ids.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Lane>> {
         self.0.iter().flat_map(|run| run.iter())
     }
 
     #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.iter().count()
     }
 
     /// Returns whether looking at each lane costs no more than choosing among them. Models choose always.
-    pub(super) fn are_few(&self) -> bool {
+    pub fn are_few(&self) -> bool {
         self.0.len() <= 1 && !cfg!(weirpool_loom)
     }
 
     /// Returns those of the lanes that have one of these ids, which are in order.
-    pub(super) fn among(&self, ids: &[StreamId]) -> Self {
+    pub fn among(&self, ids: &[StreamId]) -> Self {
         let find = |stream: &StreamId| {
             self.find(Fence {
                 stream: *stream,
@@ -56,7 +57,7 @@ impl Lanes {
     }
 
     /// Returns the lane of a fence. A stream that is gone has no lane, and all its work is complete.
-    pub(super) fn find(&self, fence: Fence) -> Option<&Arc<Lane>> {
+    pub fn find(&self, fence: Fence) -> Option<&Arc<Lane>> {
         let run = self.0.get(self.run_of(fence.stream))?;
         let at = run.binary_search_by_key(&fence.stream, |lane| lane.id);
         Some(&run[at.ok()?])
@@ -69,7 +70,7 @@ impl Lanes {
     }
 
     /// Adds a lane. Ids grow, so it nearly always comes last.
-    pub(super) fn insert(&mut self, lane: Arc<Lane>) {
+    pub fn insert(&mut self, lane: Arc<Lane>) {
         let at = self.run_of(lane.id);
         let runs = plain::Arc::make_mut(&mut self.0);
         let is_full = |run: &LaneRun| run.len() >= RUN;
@@ -104,18 +105,21 @@ impl Lanes {
 
 /// All streams of a pool: those that are registered, and the counts of those that retired.
 #[derive(Debug)]
-pub(super) struct Registry {
-    pub(super) lanes: Lanes,
+pub struct Registry {
+    /// Those that are registered.
+    pub lanes: Lanes,
     /// Lanes whose last handle was dropped, and whose work may still run.
     leaving: BTreeMap<StreamId, Arc<Lane>>,
     /// The last of them that was asked how far it has come.
     asked: StreamId,
-    pub(super) retired: Retired,
+    /// The counts of those that retired.
+    pub retired: Retired,
     next: u64,
 }
 
 impl Registry {
-    pub(super) fn new() -> Self {
+    /// Has no stream yet.
+    pub fn new() -> Self {
         Self {
             lanes: Lanes::default(),
             leaving: BTreeMap::new(),
@@ -126,25 +130,26 @@ impl Registry {
     }
 
     /// Returns an id that no other stream of the pool ever has (invariant `stable-ids`).
-    pub(super) fn next_id(&mut self) -> StreamId {
+    pub fn next_id(&mut self) -> StreamId {
         let id = StreamId(self.next);
         self.next += 1;
         id
     }
 
     /// Continues the ids of streams from here, as after this many registrations.
-    #[cfg(test)]
-    pub(super) fn skip_ids(&mut self, next: u64) {
+    #[doc(hidden)]
+    pub fn skip_ids(&mut self, next: u64) {
         self.next = next;
     }
 
-    pub(super) fn insert(&mut self, lane: Arc<Lane>) {
+    /// Adds a lane, which keeps the marks of figures from now on.
+    pub fn insert(&mut self, lane: Arc<Lane>) {
         self.retired.introduce(&lane);
         self.lanes.insert(lane);
     }
 
     /// Notes that the last handle of a stream was dropped. Returns its lane.
-    pub(super) fn retire(&mut self, stream: StreamId) -> Option<Arc<Lane>> {
+    pub fn retire(&mut self, stream: StreamId) -> Option<Arc<Lane>> {
         let fence = Fence {
             stream,
             ticket: Ticket::ZERO,
@@ -155,12 +160,12 @@ impl Registry {
     }
 
     /// Returns all lanes whose last handle was dropped.
-    pub(super) fn leaving(&self) -> Vec<Arc<Lane>> {
+    pub fn leaving(&self) -> Vec<Arc<Lane>> {
         self.leaving.values().cloned().collect()
     }
 
     /// Returns up to `most` of them, by turns.
-    pub(super) fn next_leaving(&mut self, most: usize) -> Vec<Arc<Lane>> {
+    pub fn next_leaving(&mut self, most: usize) -> Vec<Arc<Lane>> {
         let after = (Bound::Excluded(self.asked), Bound::Unbounded);
         let rest = self.leaving.range(after);
         let next = rest.chain(self.leaving.range(..=self.asked)).take(most);
@@ -172,7 +177,7 @@ impl Registry {
     }
 
     /// Removes those of the retired lanes whose work is complete, and keeps their counts. Returns them.
-    pub(super) fn remove_done(&mut self, told: &[Arc<Lane>]) -> Vec<Arc<Lane>> {
+    pub fn remove_done(&mut self, told: &[Arc<Lane>]) -> Vec<Arc<Lane>> {
         let mut done = Vec::new();
         for lane in told.iter().filter(|lane| lane.is_done()) {
             // Another thread may have removed it.
@@ -186,17 +191,27 @@ impl Registry {
 #[cfg(all(test, not(weirpool_loom)))]
 mod tests {
     use super::*;
-    use crate::Pool;
-    use crate::device::sim::SimDevice;
-    use crate::id::Ticket;
+    use crate::device::{DeviceId, StreamProperties};
+    use crate::sync::SharedState;
+    use crate::{ActiveStreams, CacheBounds, Gate};
+    use crossbeam_utils::CachePadded;
 
     fn lanes_of(count: usize) -> Vec<Arc<Lane>> {
-        let device = SimDevice::new();
-        let pool = Pool::builder(device.clone()).build().unwrap();
-        let register = |_| pool.register(&device.create_stream()).unwrap();
-        let streams: Vec<_> = (0..count).map(register).collect();
-        let lane = |stream: &crate::Stream| stream.registration().lane.clone();
-        streams.iter().map(lane).collect()
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
+        let active = Arc::new(ActiveStreams::new());
+        let host = StreamProperties::of_host(DeviceId(1));
+        let lane = |id| {
+            let owner = plain::Arc::new(());
+            Lane::new(
+                StreamId(id),
+                host,
+                owner,
+                CacheBounds::NONE,
+                gate.clone(),
+                &active,
+            )
+        };
+        (1..=count as u64).map(|id| Arc::new(lane(id))).collect()
     }
 
     fn ids(lanes: &Lanes) -> Vec<StreamId> {
@@ -230,49 +245,6 @@ mod tests {
         assert!(lanes.0.is_empty());
     }
 
-    /// Streams whose work runs on do not make it dearer that others come and go, and are forgotten once it is complete.
-    #[cfg(debug_assertions)]
-    #[test]
-    fn stream_comes_and_goes_without_asking_all_that_are_gone() {
-        use crate::device::sim::{Clock, Operation};
-        use crate::sync::census;
-        use std::time::Duration;
-        const SECOND: Duration = Duration::from_secs(1);
-        let cost = |retired: usize| {
-            let device = SimDevice::builder().clock(Clock::Manual).build();
-            let pool = Pool::builder(device.clone()).build().unwrap();
-            let works: Vec<_> = (0..retired).map(|_| device.create_stream()).collect();
-            for work in &works {
-                let stream = pool.register(work).unwrap();
-                let block = pool.try_allocate(&stream, 4096).unwrap();
-                work.submit(Operation::new(SECOND).writes(block.address(), block.size()));
-            }
-            let locks = || {
-                census()
-                    .locks
-                    .into_iter()
-                    .map(|(_, count)| count)
-                    .sum::<u64>()
-            };
-            locks();
-            let (work, registry) = (device.create_stream(), &pool.service().engine.streams.lanes);
-            drop(pool.register(&work).unwrap());
-            let cost = locks();
-            assert_eq!(registry.lock().leaving().len(), retired);
-            // Streams may wait for those whose memory they took.
-            device.advance(SECOND * 2 * retired as u32);
-            for _ in 0..retired {
-                drop(pool.register(&work).unwrap());
-            }
-            assert_eq!(registry.lock().leaving().len(), 0);
-            cost
-        };
-        let few = if cfg!(miri) { 6 } else { 100 };
-        // A lane takes a lock that outlives it from those of other tests, or a new one.
-        let (few, many) = (cost(few), cost(3 * few));
-        assert!(few.abs_diff(many) <= 4, "{few} and {many} locks");
-    }
-
     #[test]
     fn registration_copies_one_run_and_not_all_lanes() {
         let all = lanes_of(10 * RUN);
@@ -290,32 +262,5 @@ mod tests {
         };
         assert_eq!(lanes.0.iter().filter(is_shared).count(), lanes.0.len() - 1);
         assert_eq!((snapshot.len(), lanes.len()), (others.len(), all.len()));
-    }
-
-    #[test]
-    fn stream_ids_continue_beyond_32_bits() {
-        let device = SimDevice::new();
-        let pool = Pool::builder(device.clone()).build().unwrap();
-        let register = || pool.register(&device.create_stream()).unwrap();
-        let first = register();
-        pool.service()
-            .engine
-            .streams
-            .skip_stream_ids(u64::from(u32::MAX));
-        let later = [(); 3].map(|()| register());
-        let ids = later.each_ref().map(|stream| stream.id());
-        assert!(ids.is_sorted() && ids[0] > first.id());
-        assert!(ids.iter().all(|id| id.of_a_stream().is_some()));
-        let block = pool.try_allocate(&later[0], 512).unwrap();
-        let address = block.address();
-        drop(block);
-        assert_ne!(
-            pool.try_allocate(&later[1], 512).unwrap().address(),
-            address
-        );
-        assert_eq!(
-            pool.try_allocate(&later[0], 512).unwrap().address(),
-            address
-        );
     }
 }

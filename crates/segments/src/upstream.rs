@@ -4,7 +4,7 @@ use crate::device::{Capabilities, MemoryKind};
 use std::fmt;
 
 /// The memory that a pool takes from its device, and whether the pool keeps freed memory. RMM and Umpire call these upstream resources. Memory from elsewhere comes
-/// from a [source of segments](crate::extend::SegmentSource).
+/// from a [source of segments](crate::SegmentSource).
 ///
 /// ```
 /// use weirpool::device::{MemoryKind, sim::SimDevice};
@@ -41,16 +41,17 @@ pub enum Upstream {
     Pinned,
     /// Memory that host and device access, and that moves to where it is used.
     Managed,
-    /// Memory of the host alone: for its own [stream](crate::Pool::host_stream), and no other.
+    /// Memory of the host alone: for its own [stream](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.host_stream), and no other.
     Host,
 }
 
 /// The memory that a device is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MemorySource {
-    pub(crate) kind: MemoryKind,
+pub struct MemorySource {
+    /// Its kind.
+    pub kind: MemoryKind,
     /// Address ranges and chunks, rather than plain memory.
-    pub(crate) is_virtual: bool,
+    pub is_virtual: bool,
 }
 
 impl Upstream {
@@ -65,7 +66,7 @@ impl Upstream {
     }
 
     /// Returns the memory that a device with these capabilities is asked for; `None` if it lacks the kind.
-    pub(crate) fn source(self, capabilities: &Capabilities) -> Option<MemorySource> {
+    pub fn source(self, capabilities: &Capabilities) -> Option<MemorySource> {
         let kind = self.kind();
         let source = MemorySource {
             kind,

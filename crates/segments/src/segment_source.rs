@@ -1,17 +1,13 @@
 //! Where a pool's segments come from, if not from its device: the driver's own pools, a file of huge pages, a block of
 //! another pool.
-#![allow(
-    unsafe_code,
-    reason = "segments are usable on the word of their source"
-)]
 
 use crate::device::{Access, DeviceError, DeviceErrorKind, DeviceId, MemoryKind, Peer, RawStream};
 use std::any::Any;
 use std::fmt;
 
 /// Gives memory to a pool in segments, and takes them back. Set with
-/// [`PoolBuilder::segment_source`](crate::PoolBuilder::segment_source). RMM calls this the upstream of a pool. The page
-/// on [sources of segments](crate::guide::segment_sources) has an example.
+/// [`PoolBuilder::segment_source`](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.segment_source). RMM calls this the upstream of a pool. The page
+/// on [sources of segments](https://docs.rs/weirpool/latest/weirpool/guide/segment_sources/) has an example.
 ///
 /// The pool makes blocks of the segments of a source, as of any plain memory. If the source is
 /// [ordered](SegmentProperties::is_ordered), a block is a whole segment: each allocation takes one, and each free gives it
@@ -82,7 +78,7 @@ pub unsafe trait SegmentSource: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Releases free memory until `keep` bytes are held, or no more is free; see [`Pool::trim_to`](crate::Pool::trim_to).
+    /// Releases free memory until `keep` bytes are held, or no more is free; see [`Pool::trim_to`](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.trim_to).
     /// The default does nothing.
     ///
     /// # Errors
@@ -113,7 +109,7 @@ pub unsafe trait SegmentSource: Any + fmt::Debug + Send + Sync {
 /// What the segments of a [`SegmentSource`] are; sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentProperties {
-    /// The owner of the memory in the [description](crate::PoolDescription) of the pool: "a pool of the driver".
+    /// The owner of the memory in the [description](https://docs.rs/weirpool/latest/weirpool/struct.PoolDescription.html) of the pool: "a pool of the driver".
     pub owner: &'static str,
     /// The device that the memory belongs to.
     pub device: DeviceId,

@@ -1,11 +1,11 @@
 //! The counts of streams that are gone.
 
-use crate::lane::{Lane, LaneFigures};
-use crate::measure::Mark;
+use crate::heap::Mark;
+use crate::{Lane, LaneFigures};
 
 /// The counts of retired lanes, and the marks that every lane keeps.
 #[derive(Debug)]
-pub(super) struct Retired {
+pub struct Retired {
     figures: LaneFigures,
     /// The marks, each with the sum of the high-water marks of lanes that retired since.
     marks: Vec<(Mark, u64)>,
@@ -24,7 +24,7 @@ impl Default for Retired {
 
 impl Retired {
     /// Makes a new lane keep the marks.
-    pub(super) fn introduce(&self, lane: &Lane) {
+    pub fn introduce(&self, lane: &Lane) {
         let marks = self.marks.iter().map(|(mark, _)| *mark);
         marks.filter(|mark| *mark != Mark::RESET).for_each(|mark| {
             lane.cache
@@ -33,7 +33,7 @@ impl Retired {
     }
 
     /// Takes over the counts of a lane that retires.
-    pub(super) fn absorb(&mut self, lane: &Lane) {
+    pub fn absorb(&mut self, lane: &Lane) {
         for (mark, high) in &mut self.marks {
             let figures = lane.figures(*mark);
             *high = high.saturating_add(figures.bound);
@@ -44,18 +44,20 @@ impl Retired {
     }
 
     /// Makes a mark, which a figure is counted from.
-    pub(super) fn begin(&mut self) -> Mark {
+    pub fn begin(&mut self) -> Mark {
         let mark = self.next;
         self.next = mark.next();
         self.marks.push((mark, 0));
         mark
     }
 
-    pub(super) fn end(&mut self, mark: Mark) {
+    /// Forgets a mark.
+    pub fn end(&mut self, mark: Mark) {
         self.marks.retain(|(known, _)| *known != mark);
     }
 
-    pub(super) fn figures(&self, since: Mark) -> LaneFigures {
+    /// Returns the counts of retired lanes, and the high-water mark since a mark.
+    pub fn figures(&self, since: Mark) -> LaneFigures {
         let found = self.marks.iter().find(|(mark, _)| *mark == since);
         LaneFigures {
             bound: found.map_or(0, |(_, high)| *high),
@@ -63,7 +65,8 @@ impl Retired {
         }
     }
 
-    pub(super) fn reset_high(&mut self) {
+    /// Counts high-water marks anew.
+    pub fn reset_high(&mut self) {
         let mut marks = self.marks.iter_mut();
         let reset = marks.find(|(mark, _)| *mark == Mark::RESET);
         reset.into_iter().for_each(|(_, high)| *high = 0);

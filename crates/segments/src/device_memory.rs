@@ -1,16 +1,14 @@
 //! The memory that the device gave to the pool, and its mappings.
 
-#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
-
-pub(super) mod accessors;
-
-use super::Settings;
-use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind, RawStream};
+use crate::accessors;
+use crate::chunks::{Chunks, Mapped};
+use crate::device::{
+    Access, Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind, Peer, RawStream,
+};
 use crate::heap::{Mapping, Outcome, Step};
-use crate::seam::SegmentSource;
+use crate::held_memory::HeldMemory;
+use crate::segment_source::SegmentSource;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
-use accessors::Accessors;
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// How many times the capacity the reserved range of addresses is. Remapping moves memory to fresh addresses, so a
@@ -27,57 +25,93 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct DeviceMemory {
-    pub(super) device: plain::Arc<dyn Device>,
-    pub(super) chunk_bytes: u64,
-    pub(super) kind: MemoryKind,
+pub struct DeviceMemory {
+    mapped: Mapped,
+    kind: MemoryKind,
     /// The memory is mapped chunk by chunk.
-    pub(super) is_virtual: bool,
+    is_virtual: bool,
     segments: plain::Arc<dyn SegmentSource>,
     /// The smallest alignment of segments.
     step: u64,
-    pub(super) held: Mutex<HeldChunks>,
-}
-
-/// See [`DeviceMemory`].
-#[derive(Debug, Default)]
-pub(super) struct HeldChunks {
-    /// Mapped chunks, by address.
-    pub(super) chunks: BTreeMap<u64, Chunk>,
-    /// Reserved ranges: address and bytes.
-    pub(super) ranges: Vec<(u64, u64)>,
-    /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
-    /// destroyed with the next release.
-    pub(super) unmapped: Vec<Chunk>,
-    /// The peers that may use the memory.
-    pub(super) accessors: Accessors,
 }
 
 impl DeviceMemory {
-    pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
-        Self {
-            chunk_bytes: settings.geometry.chunk_bytes,
-            kind: settings.kind,
-            is_virtual: settings.geometry.virtual_memory,
-            segments: settings.segments.clone(),
-            step: settings.geometry.granularity,
+    /// Has no memory yet. Virtual memory is mapped in chunks of `chunk_bytes`; other memory is taken from the
+    /// source, in segments that are aligned to `step` at least.
+    pub fn new(
+        device: plain::Arc<dyn Device>,
+        segments: plain::Arc<dyn SegmentSource>,
+        kind: MemoryKind,
+        is_virtual: bool,
+        chunk_bytes: u64,
+        step: u64,
+    ) -> Self {
+        let mapped = Mapped {
             device,
-            held: Mutex::new(Guards::Registry, HeldChunks::default()),
+            chunk_bytes,
+            held: Mutex::new(Guards::Registry, Chunks::default()),
+        };
+        Self {
+            mapped,
+            kind,
+            is_virtual,
+            segments,
+            step,
         }
     }
 
-    pub(super) fn segments(&self) -> &plain::Arc<dyn SegmentSource> {
+    /// Returns the source of segments.
+    pub fn segments(&self) -> &plain::Arc<dyn SegmentSource> {
         &self.segments
     }
 
     /// Returns the bytes of chunks that are mapped nowhere.
-    pub(super) fn unmapped_bytes(&self) -> u64 {
-        self.held.lock().unmapped.len() as u64 * self.chunk_bytes
+    pub fn unmapped_bytes(&self) -> u64 {
+        self.mapped.held.lock().unmapped.len() as u64 * self.mapped.chunk_bytes
     }
 
-    /// Takes everything out, for the teardown.
-    pub(super) fn take_held(&self) -> HeldChunks {
-        std::mem::take(&mut self.held.lock())
+    /// Takes everything out, at the end of the pool.
+    pub fn take_held(&self) -> HeldMemory {
+        HeldMemory {
+            device: self.mapped.device.clone(),
+            segments: self.segments.clone(),
+            chunk_bytes: self.mapped.chunk_bytes,
+            chunks: std::mem::take(&mut self.mapped.held.lock()),
+        }
+    }
+
+    /// Lets a peer use the memory, now and from now on.
+    ///
+    /// # Errors
+    /// Returns an error if a device call fails. Nothing has changed then.
+    pub fn allow(&self, peer: Peer) -> Result<(), DeviceError> {
+        if self.kind != MemoryKind::Device {
+            return Ok(()); // accessible to all
+        }
+        if self.is_virtual {
+            return accessors::allow(&self.mapped, peer);
+        }
+        // SAFETY: no work loses its access.
+        unsafe { self.segments.set_access(peer, Access::ReadWrite) }?;
+        self.mapped.held.lock().accessors.add(peer);
+        Ok(())
+    }
+
+    /// Takes the access of a peer back. No stream of the peer is registered, nor has work left that uses the memory.
+    ///
+    /// # Errors
+    /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
+    pub fn forbid(&self, peer: Peer) -> Result<(), DeviceError> {
+        if self.kind != MemoryKind::Device {
+            return Ok(());
+        }
+        if self.is_virtual {
+            return accessors::forbid(&self.mapped, peer);
+        }
+        // SAFETY: no work of the peer is left.
+        unsafe { self.segments.set_access(peer, Access::None) }?;
+        self.mapped.held.lock().accessors.remove(peer);
+        Ok(())
     }
 
     /// Maps the chunk at `from`, or a new one, at `to`.
@@ -94,14 +128,18 @@ impl DeviceMemory {
         let chunk = chunk.map_err(|error| (false, error))?;
         // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was
         // just created, or unmapped.
-        let mapped = unsafe { self.device.map(step.to, chunk, self.chunk_bytes) };
+        let mapped = unsafe {
+            self.mapped
+                .device
+                .map(step.to, chunk, self.mapped.chunk_bytes)
+        };
         if let Err(error) = mapped {
             let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
-        if let Err(error) = accessors::record_mapped(self, step.to, chunk) {
+        if let Err(error) = accessors::record_mapped(&self.mapped, step.to, chunk) {
             // SAFETY: it was just mapped, and no other code knows of it.
-            if unsafe { self.device.unmap(step.to, self.chunk_bytes) }.is_ok() {
+            if unsafe { self.mapped.device.unmap(step.to, self.mapped.chunk_bytes) }.is_ok() {
                 let _ = self.destroy(chunk);
             }
             return Err((is_moved, error));
@@ -110,23 +148,23 @@ impl DeviceMemory {
     }
 
     fn create(&self) -> Result<Chunk, DeviceError> {
-        let unmapped = self.held.lock().unmapped.pop();
+        let unmapped = self.mapped.held.lock().unmapped.pop();
         match unmapped {
             Some(chunk) => Ok(chunk),
-            None => self.device.create(self.chunk_bytes),
+            None => self.mapped.device.create(self.mapped.chunk_bytes),
         }
     }
 
     /// Destroys a chunk that is mapped nowhere, and those that could not be destroyed before. A chunk that the device
     /// fails to destroy is kept for the next growth.
     fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
-        let mut unmapped = std::mem::take(&mut self.held.lock().unmapped);
+        let mut unmapped = std::mem::take(&mut self.mapped.held.lock().unmapped);
         unmapped.push(chunk);
         while let Some(chunk) = unmapped.pop() {
             // SAFETY: the chunk is mapped nowhere, and no other code knows it.
-            if let Err(error) = unsafe { self.device.destroy(chunk) } {
+            if let Err(error) = unsafe { self.mapped.device.destroy(chunk) } {
                 unmapped.push(chunk);
-                self.held.lock().unmapped.append(&mut unmapped);
+                self.mapped.held.lock().unmapped.append(&mut unmapped);
                 return Err(error);
             }
         }
@@ -136,15 +174,16 @@ impl DeviceMemory {
     fn unmap(&self, address: u64) -> Result<Chunk, DeviceError> {
         // Before the device has it: from then on no thread sets the access to it.
         let (chunk, accessors) = {
-            let mut held = self.held.lock();
-            let chunk = held.chunks.remove(&address);
+            let mut held = self.mapped.held.lock();
+            let chunk = held.mapped.remove(&address);
             (chunk, held.accessors.clone())
         };
         let chunk = chunk.expect("memory that the heap calls backed is mapped");
         // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
-        let unmapped = unsafe { self.device.unmap(address, self.chunk_bytes) };
-        unmapped
-            .inspect_err(|_| accessors::record_still_mapped(self, address, chunk, &accessors))?;
+        let unmapped = unsafe { self.mapped.device.unmap(address, self.mapped.chunk_bytes) };
+        unmapped.inspect_err(|_| {
+            accessors::record_still_mapped(&self.mapped, address, chunk, &accessors)
+        })?;
         Ok(chunk)
     }
 
@@ -153,22 +192,19 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// Returns an error if the device has no free range as large as the capacity.
-    pub(super) fn reserve_addresses(
-        &self,
-        capacity: u64,
-    ) -> Result<Option<Range<u64>>, DeviceError> {
-        let chunk = self.chunk_bytes;
+    pub fn reserve_addresses(&self, capacity: u64) -> Result<Option<Range<u64>>, DeviceError> {
+        let chunk = self.mapped.chunk_bytes;
         let reason = format!("no range of addresses holds the capacity of {capacity} bytes");
         let mut refused = DeviceError::new("reserve", DeviceErrorKind::OutOfMemory, reason);
         let sizes = ADDRESSES_PER_CAPACITY.map(|times| range_bytes(capacity, times, chunk));
         for bytes in sizes.into_iter().flatten() {
             let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
-            if self.held.lock().ranges.iter().any(is_there) {
+            if self.mapped.held.lock().ranges.iter().any(is_there) {
                 return Ok(None);
             }
-            match self.device.reserve(bytes) {
+            match self.mapped.device.reserve(bytes) {
                 Ok(address) => {
-                    self.held.lock().ranges.push((address, bytes));
+                    self.mapped.held.lock().ranges.push((address, bytes));
                     let start = address.next_multiple_of(chunk);
                     return Ok(Some(start..(address + bytes) / chunk * chunk));
                 }
@@ -179,7 +215,8 @@ impl DeviceMemory {
         Err(refused)
     }
 
-    pub(super) fn carry_out(&self, mapping: &Mapping) -> (Outcome, Option<DeviceError>) {
+    /// Carries a mapping out, step by step, until one fails. Returns how far it came, and the device's error.
+    pub fn carry_out(&self, mapping: &Mapping) -> (Outcome, Option<DeviceError>) {
         for (done, step) in mapping.steps.iter().enumerate() {
             if let Err((lost, error)) = self.step(*step) {
                 return (Outcome { done, lost }, Some(error));
@@ -194,7 +231,7 @@ impl DeviceMemory {
     ///
     /// # Safety
     /// The stream is one of the device, and usable during the call.
-    pub(super) unsafe fn allocate(
+    pub unsafe fn allocate(
         &self,
         bytes: u64,
         alignment: u64,
@@ -213,7 +250,7 @@ impl DeviceMemory {
     /// # Safety
     /// [`allocate`](Self::allocate) returned the segment, and this call owns it. All uses of it come before the present
     /// point of the stream, which is one of the device, and usable during the call.
-    pub(super) unsafe fn give(
+    pub unsafe fn give(
         &self,
         address: u64,
         bytes: u64,
@@ -226,7 +263,7 @@ impl DeviceMemory {
 
     /// # Errors
     /// Returns whether the range is gone all the same: unmapped, and its chunk kept.
-    pub(super) fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
+    pub fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
         if !self.is_virtual {
             // SAFETY: the heap releases free memory only, whose fences are complete (invariant `order`), and whole

@@ -10,18 +10,40 @@
 //! while the memory is in use leaves the access as it is for now: see [`due`](Neighbours::due).
 
 use crate::device::{Device, DeviceId};
-use crate::error::{AccessError, StreamError};
-use crate::lane::{Lane, Neighbour};
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
+use crate::{Lane, Neighbour};
 
 /// Whether a device has access to the pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessStage {
+pub enum AccessStage {
+    /// It has none.
     Closed,
     /// A thread gives or takes back the access.
     Changing,
+    /// It has access.
     Open,
+}
+
+/// Why an access is not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessBusy {
+    /// Another thread changes it.
+    Changing,
+    /// Streams of the device may use the memory.
+    InUse {
+        /// How many.
+        streams: usize,
+    },
+}
+
+/// Why nothing is done on a stream of another device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoAccess {
+    /// The device has no access, or is not beside the pool's.
+    Foreign,
+    /// The access is being changed.
+    Changing,
 }
 
 #[derive(Debug)]
@@ -37,7 +59,7 @@ struct KnownNeighbour {
 
 /// What the access is to be.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WantedAccess {
+pub struct WantedAccess {
     /// What it is while there are no scopes.
     is_open: bool,
     /// The scopes that have not ended, in the order in which they began, with what each one asks for.
@@ -47,16 +69,17 @@ pub(super) struct WantedAccess {
 
 /// Names a scope of an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AccessScope(u64);
+pub struct AccessScope(u64);
 
 impl WantedAccess {
-    pub(super) fn set(&mut self, is_open: bool) {
+    /// Sets the access, in all scopes.
+    pub fn set(&mut self, is_open: bool) {
         self.is_open = is_open;
         self.scopes.iter_mut().for_each(|(_, wish)| *wish = is_open);
     }
 
     /// Takes a [`set`](Self::set) back that was made when the wish was as `before`. Scopes may have begun and ended since.
-    pub(super) fn unset(&mut self, before: &Self) {
+    pub fn unset(&mut self, before: &Self) {
         self.is_open = before.is_open;
         for (scope, wish) in &mut self.scopes {
             if let Some((_, was)) = before.scopes.iter().find(|(known, _)| known == scope) {
@@ -65,13 +88,15 @@ impl WantedAccess {
         }
     }
 
-    pub(super) fn begin(&mut self, is_open: bool) -> AccessScope {
+    /// Begins a scope that asks for this.
+    pub fn begin(&mut self, is_open: bool) -> AccessScope {
         self.last.0 += 1;
         self.scopes.push((self.last, is_open));
         self.last
     }
 
-    pub(super) fn end(&mut self, scope: AccessScope) {
+    /// Ends a scope.
+    pub fn end(&mut self, scope: AccessScope) {
         self.scopes.retain(|(known, _)| *known != scope);
     }
 
@@ -86,15 +111,16 @@ impl WantedAccess {
 
 /// Lanes of a device on which only copies are noted, which are complete.
 #[derive(Debug, Default)]
-pub(super) struct CompleteCopies {
-    pub(super) lanes: Vec<Arc<Lane>>,
+pub struct CompleteCopies {
+    /// Those lanes.
+    pub lanes: Vec<Arc<Lane>>,
     /// The number of copies that had begun before.
-    pub(super) begun: u64,
+    pub begun: u64,
 }
 
 /// A copy that is being submitted: it runs with the access that there is now.
 #[must_use = "the access stays as it is until this is dropped"]
-pub(crate) struct Copying<'a> {
+pub struct Copying<'a> {
     neighbours: &'a Neighbours,
     device: DeviceId,
 }
@@ -119,7 +145,7 @@ impl KnownNeighbour {
 
 /// See the [module](self). There are as many entries as the host has devices, at most.
 #[derive(Debug)]
-pub(crate) struct Neighbours {
+pub struct Neighbours {
     /// The pool's own device.
     device: plain::Arc<dyn Device>,
     entries: Mutex<Vec<KnownNeighbour>>,
@@ -128,7 +154,8 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    pub(super) fn new(device: plain::Arc<dyn Device>) -> Self {
+    /// Knows no other device yet.
+    pub fn new(device: plain::Arc<dyn Device>) -> Self {
         Self {
             device,
             entries: Mutex::new(Guards::Registry, Vec::new()),
@@ -143,7 +170,7 @@ impl Neighbours {
     }
 
     /// Enters a device, if it is not known.
-    pub(super) fn enter(&self, device: &plain::Arc<dyn Device>) {
+    pub fn enter(&self, device: &plain::Arc<dyn Device>) {
         let neighbour = Arc::new(Neighbour::new(device.clone()));
         let mut entries = self.entries.lock();
         let id = device.id();
@@ -162,7 +189,7 @@ impl Neighbours {
     }
 
     /// Changes what the access of a device is to be. Returns what it was to be before.
-    pub(super) fn wish<R>(
+    pub fn wish<R>(
         &self,
         device: DeviceId,
         change: impl FnOnce(&mut WantedAccess) -> R,
@@ -174,12 +201,12 @@ impl Neighbours {
     }
 
     /// Notes that an access is not what it is to be.
-    pub(super) fn mark_due(&self) {
+    pub fn mark_due(&self) {
         self.has_due.store(true, Ordering::Release);
     }
 
     /// Returns the devices whose access is not what it is to be, and not being changed.
-    pub(super) fn due(&self) -> Vec<plain::Arc<dyn Device>> {
+    pub fn due(&self) -> Vec<plain::Arc<dyn Device>> {
         // The usual case costs no lock and no write.
         if !self.has_due.load(Ordering::Acquire) || !self.has_due.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -192,20 +219,20 @@ impl Neighbours {
     }
 
     /// Returns whether the access of a device is to be taken back.
-    pub(super) fn is_closing(&self, device: DeviceId) -> bool {
+    pub fn is_closing(&self, device: DeviceId) -> bool {
         self.with(device, |entry| {
             entry.is_some_and(|entry| entry.stage == AccessStage::Open && !entry.is_open())
         })
     }
 
     /// Returns the number of copies by streams of the device that were ever begun.
-    pub(super) fn copies_begun(&self, device: DeviceId) -> u64 {
+    pub fn copies_begun(&self, device: DeviceId) -> u64 {
         self.with(device, |entry| entry.map_or(0, |entry| entry.copies))
     }
 
     /// Notes a copy by a stream of the device, which is submitted until this is dropped. Returns `None` if the device has
     /// no access.
-    pub(crate) fn begin_copy(&self, device: DeviceId) -> Option<Copying<'_>> {
+    pub fn begin_copy(&self, device: DeviceId) -> Option<Copying<'_>> {
         if device != self.device.id() {
             self.with(device, |entry| {
                 let entry = entry.filter(|entry| entry.is_open())?;
@@ -221,17 +248,17 @@ impl Neighbours {
     }
 
     /// Begins to change an access to what it is to be. Returns whether there is anything to change, and to what.
-    pub(super) fn begin(
+    pub fn begin(
         &self,
         device: DeviceId,
         copies: &CompleteCopies,
-    ) -> Result<Option<AccessStage>, AccessError> {
+    ) -> Result<Option<AccessStage>, AccessBusy> {
         self.with(device, |entry| {
             let Some(entry) = entry else {
                 return Ok(None);
             };
             if entry.stage == AccessStage::Changing {
-                return Err(AccessError::Changing);
+                return Err(AccessBusy::Changing);
             }
             let target = entry.wish.stage();
             if entry.stage == target {
@@ -244,7 +271,7 @@ impl Neighbours {
             let lanes = Arc::strong_count(&entry.neighbour) - 1 - complete;
             let streams = lanes.max(entry.copying);
             if target == AccessStage::Closed && streams > 0 {
-                return Err(AccessError::InUse { streams });
+                return Err(AccessBusy::InUse { streams });
             }
             entry.stage = AccessStage::Changing;
             Ok(Some(target))
@@ -253,7 +280,7 @@ impl Neighbours {
 
     /// Ends a change that [began](Self::begin). If another access is asked for by now, it is [due](Self::due): the thread
     /// that asked found the change under way.
-    pub(super) fn end(&self, device: DeviceId, stage: AccessStage) {
+    pub fn end(&self, device: DeviceId, stage: AccessStage) {
         let is_due = self.with(device, |entry| {
             let entry = entry.expect("entries stay");
             entry.stage = stage;
@@ -265,7 +292,7 @@ impl Neighbours {
     }
 
     /// Returns whether the device has access to the pool's memory: it is the pool's own, or was given it.
-    pub(crate) fn is_accessible_from(&self, device: DeviceId) -> bool {
+    pub fn is_accessible_from(&self, device: DeviceId) -> bool {
         device == self.device.id()
             || self.with(device, |entry| {
                 entry.is_some_and(|entry| entry.stage == AccessStage::Open)
@@ -273,7 +300,7 @@ impl Neighbours {
     }
 
     /// Returns whether streams of the two devices can wait for each other's events.
-    pub(crate) fn is_beside(&self, other: DeviceId) -> bool {
+    pub fn is_beside(&self, other: DeviceId) -> bool {
         let peers = self.device.peer_access();
         other == self.device.id() || peers.is_some_and(|peers| peers.is_beside(other))
     }
@@ -282,16 +309,13 @@ impl Neighbours {
     ///
     /// # Errors
     /// Returns an error if the device has no access.
-    pub(super) fn with_access(
-        &self,
-        device: DeviceId,
-    ) -> Result<Option<Arc<Neighbour>>, StreamError> {
+    pub fn with_access(&self, device: DeviceId) -> Result<Option<Arc<Neighbour>>, NoAccess> {
         if device == self.device.id() {
             return Ok(None);
         }
         self.with(device, |entry| match entry {
             Some(entry) if entry.is_open() => Ok(Some(entry.neighbour.clone())),
-            _ => Err(StreamError::ForeignDevice),
+            _ => Err(NoAccess::Foreign),
         })
     }
 
@@ -299,23 +323,23 @@ impl Neighbours {
     ///
     /// # Errors
     /// Returns an error if the device is not beside the pool's, or while its access is being changed.
-    pub(super) fn of_copies(
+    pub fn of_copies(
         &self,
         device: &plain::Arc<dyn Device>,
-    ) -> Result<Option<Arc<Neighbour>>, StreamError> {
+    ) -> Result<Option<Arc<Neighbour>>, NoAccess> {
         let id = device.id();
         if id == self.device.id() {
             return Ok(None);
         }
         if !self.is_beside(id) {
-            return Err(StreamError::ForeignDevice);
+            return Err(NoAccess::Foreign);
         }
         self.enter(device);
         self.with(id, |entry| match entry {
             Some(entry) if entry.stage != AccessStage::Changing => {
                 Ok(Some(entry.neighbour.clone()))
             }
-            _ => Err(StreamError::AccessChanging),
+            _ => Err(NoAccess::Changing),
         })
     }
 }
@@ -338,26 +362,5 @@ mod tests {
         assert_eq!(wish.scopes, [(stays, true), (begun, true)]);
         assert!(![ends, stays, begun].contains(&wish.begin(false)));
         assert!(!wish.is_open);
-    }
-
-    #[test]
-    fn scope_that_ends_during_a_change_is_due_after_it() {
-        use crate::device::sim::SimDevice;
-        let [own, other] = SimDevice::builder().build_host();
-        let (own, other): (plain::Arc<dyn Device>, plain::Arc<dyn Device>) =
-            (plain::Arc::new(own), plain::Arc::new(other));
-        let neighbours = Neighbours::new(own);
-        neighbours.enter(&other);
-        let id = other.id();
-        let (_, scope) = neighbours.wish(id, |wish| wish.begin(true));
-        let none = CompleteCopies::default();
-        assert_eq!(neighbours.begin(id, &none), Ok(Some(AccessStage::Open)));
-        // Another thread ends the scope, and a third one settles.
-        neighbours.wish(id, |wish| wish.end(scope));
-        assert!(neighbours.begin(id, &none).is_err());
-        neighbours.mark_due();
-        assert!(neighbours.due().is_empty(), "it is being changed");
-        neighbours.end(id, AccessStage::Open);
-        assert_eq!(neighbours.due().len(), 1);
     }
 }

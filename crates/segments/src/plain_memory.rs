@@ -1,18 +1,18 @@
 //! Plain memory of the device, as a source of segments: what a pool takes where it is given no other source.
 
-#![allow(unsafe_code, reason = "device calls on ranges")]
-
 use crate::device::{
     Access, Device, DeviceError, DeviceErrorKind, MemoryKind, Peer, PeerAccess, RawStream,
 };
-use crate::seam::{SegmentProperties, SegmentSource};
+use crate::segment_source::{SegmentProperties, SegmentSource};
 use crate::sync::plain;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct PlainMemory {
-    pub(crate) device: plain::Arc<dyn Device>,
-    pub(crate) kind: MemoryKind,
+pub struct PlainMemory {
+    /// The device.
+    pub device: plain::Arc<dyn Device>,
+    /// The kind of its memory.
+    pub kind: MemoryKind,
 }
 
 // SAFETY: the device guarantees it of its own memory.

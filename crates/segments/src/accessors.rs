@@ -5,55 +5,21 @@
 //! meanwhile, because no lock is held across device calls. So each change of the list has a number, and a thread that
 //! maps a chunk looks at the list again before others can find the chunk.
 
-#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
-
-use super::super::plain_memory::peer_access;
-use super::DeviceMemory;
-use crate::device::{Access, Chunk, DeviceError, MemoryKind, Peer};
+use crate::chunks::{Accessors, Mapped};
+use crate::device::{Access, Chunk, DeviceError, Peer};
+use crate::plain_memory::peer_access;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 
-/// See the [module](self).
-#[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct Accessors {
-    peers: SmallVec<[Peer; 2]>,
-    /// How often the list was changed.
-    changes: u64,
-}
-
-impl Accessors {
-    fn add(&mut self, peer: Peer) {
-        self.peers.push(peer);
-        self.changes += 1;
-    }
-
-    fn remove(&mut self, peer: Peer) {
-        self.peers.retain(|other| *other != peer);
-        self.changes += 1;
-    }
-
-    pub(in crate::engine) fn peers(&self) -> &[Peer] {
-        &self.peers
-    }
-}
-
-/// Lets a peer use the memory, now and from now on.
+/// Lets a peer use the chunks, now and from now on.
 ///
 /// # Errors
 /// Returns an error if a device call fails. Nothing has changed then.
-pub(in crate::engine) fn allow(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
-    if memory.kind != MemoryKind::Device {
-        return Ok(()); // accessible to all
-    }
-    if !memory.is_virtual {
-        // SAFETY: no work loses its access.
-        unsafe { memory.segments().set_access(peer, Access::ReadWrite) }?;
-        memory.held.lock().accessors.add(peer);
-        return Ok(());
-    }
+pub(super) fn allow(memory: &Mapped, peer: Peer) -> Result<(), DeviceError> {
     let chunks = {
         let mut held = memory.held.lock();
         held.accessors.add(peer);
-        held.chunks.clone()
+        held.mapped.clone()
     };
     let allowed = set_all(memory, &chunks, peer, Access::ReadWrite);
     if allowed.is_err() {
@@ -63,20 +29,11 @@ pub(in crate::engine) fn allow(memory: &DeviceMemory, peer: Peer) -> Result<(), 
     allowed
 }
 
-/// Takes the access of a peer back.
+/// Takes the access of a peer to the chunks back.
 ///
 /// # Errors
 /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
-pub(in crate::engine) fn forbid(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
-    if memory.kind != MemoryKind::Device {
-        return Ok(());
-    }
-    if !memory.is_virtual {
-        // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
-        unsafe { memory.segments().set_access(peer, Access::None) }?;
-        memory.held.lock().accessors.remove(peer);
-        return Ok(());
-    }
+pub(super) fn forbid(memory: &Mapped, peer: Peer) -> Result<(), DeviceError> {
     let forbidden = forbid_chunks(memory, peer);
     if forbidden.is_err() {
         // The peer had all of it before.
@@ -85,26 +42,26 @@ pub(in crate::engine) fn forbid(memory: &DeviceMemory, peer: Peer) -> Result<(),
     forbidden
 }
 
-fn forbid_chunks(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
+fn forbid_chunks(memory: &Mapped, peer: Peer) -> Result<(), DeviceError> {
     let chunks = {
         let mut held = memory.held.lock();
         held.accessors.remove(peer);
-        held.chunks.clone()
+        held.mapped.clone()
     };
     set_all(memory, &chunks, peer, Access::None)
 }
 
 /// Sets the access to chunks that were mapped a moment ago. Those that were unmapped since are left out.
 fn set_all(
-    memory: &DeviceMemory,
-    chunks: &std::collections::BTreeMap<u64, Chunk>,
+    memory: &Mapped,
+    chunks: &BTreeMap<u64, Chunk>,
     peer: Peer,
     access: Access,
 ) -> Result<(), DeviceError> {
     let mut outcome = Ok(());
     for (address, chunk) in chunks {
         let set = set_access(memory, *address, peer, access);
-        let is_there = || memory.held.lock().chunks.get(address) == Some(chunk);
+        let is_there = || memory.held.lock().mapped.get(address) == Some(chunk);
         match set {
             Err(error) if error.is_sticky() => return Err(error),
             // An access that is taken back is taken back wherever it can be.
@@ -119,7 +76,7 @@ fn set_all(
 }
 
 fn set_access(
-    memory: &DeviceMemory,
+    memory: &Mapped,
     address: u64,
     peer: Peer,
     access: Access,
@@ -134,8 +91,8 @@ fn set_access(
 ///
 /// # Errors
 /// Returns an error if a device call fails. The chunk is not noted then.
-pub(in crate::engine) fn record_mapped(
-    memory: &DeviceMemory,
+pub(super) fn record_mapped(
+    memory: &Mapped,
     address: u64,
     chunk: Chunk,
 ) -> Result<(), DeviceError> {
@@ -143,21 +100,16 @@ pub(in crate::engine) fn record_mapped(
 }
 
 /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
-pub(in crate::engine) fn record_still_mapped(
-    memory: &DeviceMemory,
-    address: u64,
-    chunk: Chunk,
-    then: &Accessors,
-) {
+pub(super) fn record_still_mapped(memory: &Mapped, address: u64, chunk: Chunk, then: &Accessors) {
     if give_and_record(memory, address, chunk, then.peers.clone()).is_err() {
         // The device failed twice: a peer that was given access in between lacks it here.
-        memory.held.lock().chunks.insert(address, chunk);
+        memory.held.lock().mapped.insert(address, chunk);
     }
 }
 
 /// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
 fn give_and_record(
-    memory: &DeviceMemory,
+    memory: &Mapped,
     address: u64,
     chunk: Chunk,
     mut given: SmallVec<[Peer; 2]>,
@@ -177,7 +129,7 @@ fn give_and_record(
         }
         let mut held = memory.held.lock();
         if held.accessors.changes == seen.changes {
-            held.chunks.insert(address, chunk);
+            held.mapped.insert(address, chunk);
             return Ok(());
         }
         seen = held.accessors.clone();
