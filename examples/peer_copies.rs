@@ -70,7 +70,7 @@ async fn measure(
     for _ in 0..ROUNDS {
         drop(from.copy_to(0..bytes, &mut to, 0, &streams[by])?);
     }
-    (&streams[by]).await?;
+    streams[by].synchronize().await?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(f64::from(ROUNDS) * bytes as f64 / seconds / 1e9)
 }

@@ -212,7 +212,7 @@ impl<T: Memory> Drop for Pinned<T> {
             let mut slot = self.shared.slot.lock();
             // Under the lock: the pin that ended last may have named the block in a capture.
             let memory = slot.memory.as_ref().filter(|_| slot.pins == 1);
-            let graph = memory.and_then(|memory| memory.the_block().graph_that_keeps());
+            let graph = memory.and_then(|memory| memory.the_block().uses().keeper());
             if let Some(graph) = graph {
                 for_graph = slot.memory.clone().map(|memory| (graph, memory));
             } else {

@@ -56,14 +56,14 @@ impl Guest {
         match self {
             Self::Registered(registration) => {
                 // The call that is given the pointer cannot hold the memory: its caller does.
-                drop(block.hold_for(registration)?);
+                drop(block.uses().hold_for(registration)?);
                 for point in block.uses().points_before(access, Some(registration))? {
                     point.come_before(registration)?;
                 }
                 Ok(block.uses().conclude(registration, access)?)
             }
             Self::Stranger(raw) => {
-                drop(block.hold_for(block.registration())?);
+                drop(block.uses().hold_for(block.registration())?);
                 let points = block.uses().points_before(access, None)?;
                 for point in &points {
                     point.is_awaited_by(*raw)?;

@@ -216,7 +216,7 @@ fn launch(
         Memory::Shared(_) => None,
     };
     let mut bytes = bytes.ok_or("the block is shared, or read-only, and cannot be written")?;
-    let count = (bytes.size() / 4) as u32;
+    let count = (bytes.len() / 4) as u32;
     let submitted = stream
         .task("kernel")
         .try_submit(&mut bytes, |work: &CudaStream, words| {

@@ -1,10 +1,10 @@
 //! Copies from one block to another: of one pool, of two, or of two devices.
 
-use super::{Access, Block};
+use super::{Access, Block, Part};
 use crate::copy::Upload;
 use crate::device::{CopyBetween, CopyEnd, DeviceError, DeviceErrorKind, PeerAccess};
 use crate::error::CopyError;
-use crate::handles::Registration;
+use crate::handles::{Registration, Route};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::ops::Range;
@@ -58,10 +58,11 @@ impl Block {
         offset: u64,
         stream: &Stream,
     ) -> Result<Upload, CopyError> {
-        let from = self.address_of(range.clone())?;
-        let bytes = range.end - range.start;
-        let address = to.address_of(offset..offset.saturating_add(bytes))?;
-        let ends = [self, &*to].map(|block| block.registration());
+        let from = Part::new(self, Access::Read, range)?;
+        let bytes = from.bytes();
+        let range = offset..offset.saturating_add(bytes);
+        let into = Part::new(to, Access::Write, range)?;
+        let ends = [&from, &into].map(|end| end.block.registration());
         if !ends.iter().any(|end| stream.is_of_pool(end)) {
             return Err(crate::error::StreamError::ForeignPool(Box::default()).into());
         }
@@ -81,11 +82,11 @@ impl Block {
         let copy = CopyBetween {
             from: CopyEnd {
                 device: device_of(ends[0]),
-                address: from,
+                address: from.address(),
             },
             to: CopyEnd {
                 device: device_of(ends[1]),
-                address,
+                address: into.address(),
             },
             bytes,
             is_direct: begun.iter().all(Option::is_some),
@@ -101,14 +102,15 @@ impl Block {
             let reason = "this device makes no copies between blocks: copy through the host";
             DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason)
         })?;
-        let _resident = (self.hold_for(&reader)?, to.hold_for(&writer)?);
-        self.uses().order(&reader, Access::Read)?;
-        to.uses().order(&writer, Access::Write)?;
+        let (read, written) = (self.uses(), into.block.uses());
+        let _resident = (read.hold_for(&reader)?, written.hold_for(&writer)?);
+        read.order(&reader, Access::Read)?;
+        written.order(&writer, Access::Write)?;
         if is_captured {
-            if let Some(route) = on.route() {
+            if let Some(route) = Route::of(on) {
                 // The other pool does not know that its stream is captured.
-                self.name_in_graph(&route.uses);
-                to.name_in_graph(&route.uses);
+                read.name_in(&route);
+                written.name_in(&route);
             }
             // A launch makes the copy later.
             reader.lane.set_for_copies(false);

@@ -6,15 +6,14 @@
 use super::uses::Points;
 use super::{Block, Extra, Uses};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::engine::{ordering, release};
+use crate::engine::ordering;
 use crate::error::StreamError;
 use crate::handles::Registration;
 use crate::handles::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
-use crate::queue::Passages;
 use crate::stream::Event;
-use crate::sync::{Arc, Guards, Mutex, Rare, plain};
+use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
 
 /// The graphs that use a block.
@@ -30,13 +29,13 @@ pub(super) struct OfGraphs {
 
 impl OfGraphs {
     /// Returns a graph that keeps the block, if there is one.
-    fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
+    pub(super) fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
         self.named_by.iter().find_map(plain::Weak::upgrade)
     }
 
     /// Notes that captured work names the block. Returns whether the graph has to keep it, and did not know it.
-    fn name(&mut self, uses: &plain::Arc<GraphUses>) -> bool {
-        let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(&uses.share));
+    fn name(&mut self, Route { share, uses, .. }: &Route) -> bool {
+        let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(share));
         let is_same =
             |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(uses));
         if is_of_memory || self.named_by.iter().any(is_same) {
@@ -65,78 +64,47 @@ impl Block {
         self
     }
 
-    /// Notes that captured work uses the block: the graph keeps it.
-    pub(crate) fn name_in_graph(&self, uses: &plain::Arc<GraphUses>) {
-        let (is_new, residency) = {
-            let mut extra = self.extra.lock();
-            let Extra {
-                graphs, residency, ..
-            } = &mut **extra.get_or_insert_default();
-            (graphs.get_or_insert_default().name(uses), residency.clone())
-        };
-        if let Some(residency) = residency {
-            residency.name_in(uses);
-        }
-        if is_new {
-            uses.record_grant(self.registration(), self.allocation().after);
-        }
-    }
-
     /// Names a block in the graph that its stream is being captured into, if a request from before the capture was
     /// granted it: the pool's work and the stream's need not name it.
     pub(crate) fn name_if_captured(&self) {
-        if let Some(route) = self.registration().route() {
-            self.name_in_graph(&route.uses);
+        let home = self.registration();
+        if home.lane.cache.is_captured() {
+            self.uses().name_captured(home);
         }
-    }
-
-    /// Returns a graph that keeps the block, if there is one.
-    pub(crate) fn graph_that_keeps(&self) -> Option<plain::Arc<GraphUses>> {
-        self.extra(|extra| extra.graphs.as_ref()?.keeper())
-    }
-
-    /// Returns the graph that keeps the block when it ends, if there is one.
-    #[inline]
-    pub(super) fn keeper(&mut self) -> Option<plain::Arc<GraphUses>> {
-        // Without the lock, since nothing else has the block.
-        let extra = self.extra.get_mut().as_ref()?;
-        extra
-            .graphs
-            .as_ref()?
-            .keeper()
-            .filter(|_| self.allocation.is_some())
-    }
-
-    /// Leaves the block to a graph, which owns it from then on.
-    pub(super) fn leave_to(&mut self, graph: &GraphUses) {
-        let none = Mutex::new(Guards::Block, Rare::NONE);
-        graph.keep(Box::new(Self {
-            registration: self.registration.take(),
-            allocation: self.allocation.take(),
-            charge: self.charge,
-            extra: std::mem::replace(&mut self.extra, none),
-        }));
-    }
-
-    /// Ends the uses of a block so far, and of the launches. Returns what they wait for.
-    pub(super) fn end_uses(&mut self) -> Passages {
-        let uses = self.uses();
-        let (lanes, earlier) = (uses.lanes(), uses.fence_left_behind());
-        let service = self.registration().service.clone();
-        let fences = release::end_uses(&service.engine, &lanes, earlier, self.size());
-        let mut passages = Passages::new(&service, &lanes, &fences);
-        for (registration, point) in uses.launches() {
-            passages.add(registration.passage(point));
-        }
-        passages
     }
 }
 
 impl Uses<'_> {
+    /// Notes that captured work uses the block: the graph keeps it.
+    pub(super) fn name_in(self, route: &Route) {
+        let (is_new, residency) = {
+            let mut extra = self.block.extra.lock();
+            let Extra {
+                graphs, residency, ..
+            } = &mut **extra.get_or_insert_default();
+            (
+                graphs.get_or_insert_default().name(route),
+                residency.clone(),
+            )
+        };
+        if let Some(residency) = residency {
+            residency.name_in(&route.uses);
+        }
+        if is_new {
+            let after = self.block.allocation().after;
+            route.uses.record_grant(self.home, after);
+        }
+    }
+
+    /// Returns a graph that keeps the block, if there is one.
+    pub(crate) fn keeper(self) -> Option<plain::Arc<GraphUses>> {
+        self.block.extra(Extra::keeper)
+    }
+
     /// Notes a use on a stream that is being captured: the graph keeps the block.
     pub(super) fn name_captured(self, on: &Registration) {
-        if let Some(route) = on.route() {
-            self.block.name_in_graph(&route.uses);
+        if let Some(route) = Route::of(on) {
+            self.name_in(&route);
         }
     }
 
@@ -149,17 +117,17 @@ impl Uses<'_> {
         earlier: &Arc<Registration>,
         on: Option<&Arc<Registration>>,
     ) -> Result<Option<CapturedPoint>, DeviceError> {
-        let Some(to) = on.and_then(|on| on.route()) else {
+        let Some(to) = on.and_then(|on| Route::of(on)) else {
             return Ok(None);
         };
-        let is_inside = match earlier.route() {
+        let is_inside = match Route::of(earlier) {
             Some(route) => plain::Arc::ptr_eq(&to.clock, &route.clock),
             None => to.clock.contains(&earlier.lane),
         };
         if !is_inside {
             return Ok(None);
         }
-        CapturedPoint::present(&to.clock, &to.uses, earlier).map(Some)
+        CapturedPoint::present(&to, earlier).map(Some)
     }
 
     /// Returns whether any graph ever used the block.
@@ -257,6 +225,6 @@ impl Uses<'_> {
 
     /// Lets the host in: until the result is dropped, no graph is launched that uses the block.
     pub(super) fn begin_host_access(self) -> HostAccess {
-        HostAccess::begin(self.graphs())
+        HostAccess::begin(self.graphs(), None)
     }
 }

@@ -67,7 +67,7 @@ fn uses_so_far(block: &Block) -> Result<(HostAccess, Option<Resident>, Vec<Passa
     if !settings.kind.is_seen_by_host() {
         return Err(StreamError::UnseenByHost);
     }
-    let resident = block.hold_for(block.registration())?;
+    let resident = block.uses().hold_for(block.registration())?;
     let access = block.uses().begin_host_access();
     let points = block.uses().points_before(Access::Write, None)?;
     let passages: Result<_, _> = points.iter().map(Event::passage).collect();

@@ -1,27 +1,21 @@
-//! A block's beginning and end, and its growth in place in between.
+//! A block's beginning, its growth in place, and its plain end.
 //!
 //! The plain cases are on the hot path: [`Block::of`] makes a block of what the stream's cache granted, and
 //! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user
-//! does, and of the free before any other request can be granted the memory.
+//! does, and of the [end](super::ending) before any other request can be granted the memory.
 
+use super::ending::End;
 use super::{Block, Extra};
 use crate::device::DeviceError;
-use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, pass_through, release};
-use crate::error::{AllocError, StreamError};
-use crate::handles::CaptureClock;
+use crate::engine::{Allocation, Allocations, Home, Use, ordering, pass_through, release};
+use crate::error::AllocError;
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
-use crate::heap::{Fences, Placement};
-use crate::id::{StreamId, Ticket};
-use crate::lane::{BlockEvent, Lane, StreamCache};
+use crate::heap::Placement;
+use crate::id::Ticket;
+use crate::lane::{BlockEvent, StreamCache};
 use crate::measure::Tag;
-use crate::queue::{Demand, Passages};
-use crate::stream::Stream;
+use crate::queue::Demand;
 use crate::sync::{Arc, Guards, Mutex, Rare};
-use smallvec::SmallVec;
-use std::future::Future;
-use std::panic::Location;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 /// The beginning.
 impl Block {
@@ -216,27 +210,24 @@ impl Block {
         self.extra.get_mut().get_or_insert_default().has_room = true;
     }
 
-    pub(crate) fn has_room(&self) -> bool {
-        self.extra(|extra| extra.has_room.then_some(())).is_some()
-    }
-
-    pub(crate) fn is_reserved(&self) -> bool {
-        let reserved = self.extra(|extra| extra.reserved.as_ref().map(drop));
-        reserved.is_some()
-    }
-
     /// Returns where the memory goes if the block is freed now.
     pub(crate) fn home(&self) -> Home {
-        if self.is_outside() {
-            return Home::Outside;
-        }
-        let home = self.extra(|extra| Some(extra.reserved.as_ref()?.home()));
+        let home = self.extra(|extra| match (&extra.outside, &extra.reserved) {
+            (Some(_), _) => Some(Home::Outside),
+            (None, reserved) => Some(reserved.as_ref()?.home()),
+        });
         home.unwrap_or(Home::Pool)
     }
 
-    pub(crate) fn placement_above(&self) -> Placement {
+    /// Returns where the block grows, and whether addresses are kept for it there. A block of a reservation, or of memory
+    /// that others own, does not grow.
+    pub(crate) fn place_to_grow(&self) -> Option<(Placement, bool)> {
         let allocation = self.allocation();
-        Placement::Above(allocation.id, allocation.address + allocation.bytes)
+        let above = Placement::Above(allocation.id, allocation.address + allocation.bytes);
+        match self.extra.lock().as_ref() {
+            Some(extra) if extra.reserved.is_some() || extra.outside.is_some() => None,
+            extra => Some((above, extra.is_some_and(|extra| extra.has_room))),
+        }
     }
 
     /// Adds memory that was allocated right above the block.
@@ -306,244 +297,14 @@ fn order_after(
     })
 }
 
-/// The end.
+/// The plain end.
 impl Block {
-    /// Frees the block in the order of the streams that it was used on, as dropping it does. Returns a future that is
-    /// ready when no device work can touch the memory any more. A block that a [graph](crate::CapturedGraph) uses passes
-    /// to the graph instead: then the future is ready when its uses and the launches so far are complete.
-    #[track_caller]
-    pub fn deallocate(mut self) -> Deallocation {
-        let passages = self.end(Some(Location::caller()));
-        let passages = passages.expect("it has not ended yet");
-        // Last: the block is freed even if this panics.
-        if let Some(registration) = &self.registration
-            && let Some(observers) = &registration.observers
-        {
-            observers.call_out(Location::caller());
-        }
-        Deallocation(passages)
-    }
-
-    /// Frees the block in the order of `stream`, and of all streams that it was used on, its own included.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Stream::record_use`]. The error holds the block, which is still allocated.
-    #[track_caller]
-    pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
-        let noted = match self.expect_awaitable(stream.registration()) {
-            Ok(()) => self.argument(stream, super::Access::Always, 0..0).map(drop),
-            Err(error) => Err(error),
-        };
-        match noted {
-            Ok(()) => Ok(self.deallocate()),
-            Err(reason) => Err(DeallocateError {
-                block: self,
-                reason,
-            }),
-        }
-    }
-
-    /// Ends the block. Every ending is this one, but for those of plain blocks in [`drop`](Self#impl-Drop-for-Block): a block
-    /// that a graph keeps passes to the graph, a plain one of a reservation may stay with it for the stream, and any other is
-    /// freed. Returns what a free that is awaited waits for: `awaited_at` is its place. Nothing happens to a block that has
-    /// ended already.
-    // In line, so that each of the two callers has what it needs of it.
-    #[inline(always)]
-    fn end(&mut self, awaited_at: Option<&'static Location<'static>>) -> Option<Passages> {
-        let is_awaited = awaited_at.is_some();
-        if let Some(graph) = self.keeper() {
-            let passages = is_awaited.then(|| self.end_uses());
-            self.leave_to(&graph);
-            return passages;
-        }
-        self.tell_ending(awaited_at);
-        if !is_awaited && self.end_kept() {
-            return None;
-        }
-        let block = self.take()?;
-        let lanes = is_awaited.then(|| {
-            let extra = self.extra.get_mut().as_mut();
-            match extra.map(|extra| extra.deallocated_at = awaited_at) {
-                Some(()) => self.uses().lanes_with_launches(),
-                None => self.uses().lanes(),
-            }
-        });
-        let fences = self.free(block);
-        let passages =
-            lanes.map(|lanes| Passages::new(&self.registration().service, &lanes, &fences));
-        self.uncharge_freed(block);
-        passages
-    }
-
-    /// Returns whether the block's stream is being captured in the capture that the block was allocated in, if it was
-    /// allocated in one.
-    fn is_in(&self, capture: Option<StreamId>) -> bool {
-        let order = || self.registration().lane.cache.capture_order();
-        capture.is_some_and(|capture| order() == Some(capture))
-    }
-
-    /// Frees a block in its capture, which happens at each launch. Returns the point of its stream, which its user cannot
-    /// await before the capture is over.
-    fn free_captured(&self, clock: &CaptureClock, block: Use) -> Fences {
-        let lanes = self.uses().lanes();
-        let (inside, outside): (SmallVec<[_; 2]>, SmallVec<[_; 2]>) =
-            lanes.iter().partition(|lane| clock.contains(lane));
-        let fences = inside
-            .into_iter()
-            .map(|lane: &Arc<Lane>| clock.fence(lane))
-            .collect();
-        let Registration { service, lane, .. } = &**self.registration();
-        order::free(&service.engine, lane, (fences, &outside), &block);
-        Fences::one(lane.id, lane.cache.open_ticket())
-    }
-
-    /// Frees a block that has ended. Returns the points that its memory waits for.
-    fn free(&mut self, block: Use) -> Fences {
-        // Without the lock: few blocks have anything extra.
-        let capture = self.extra.get_mut().as_ref();
-        let capture = capture.and_then(|extra| extra.capture());
-        if let Some(route) = self.registration().route().filter(|_| self.is_in(capture)) {
-            return self.free_captured(&route.clock, block);
-        }
-        if let Some(outside) = self
-            .extra
-            .get_mut()
-            .as_mut()
-            .and_then(|extra| extra.outside.take())
-        {
-            return self.free_outside(outside, block);
-        }
-        let extra = self.extra.get_mut();
-        let is_plain = extra.is_none();
-        let is_of_one_stream = extra
-            .as_ref()
-            .is_none_or(|extra| extra.is_of_one_stream() && extra.graphs.is_none());
-        let Registration { service, lane, .. } = &**self.registration();
-        if is_plain {
-            return Fences::one(lane.id, release::free(&service.engine, lane, block));
-        }
-        if is_of_one_stream {
-            let lanes = std::slice::from_ref(lane);
-            return release::free_many(&service.engine, lane, lanes, None, &block);
-        }
-        let uses = self.uses();
-        let (lanes, earlier) = (uses.lanes_with_launches(), uses.fence_left_behind());
-        release::free_many(&service.engine, lane, &lanes, earlier, &block)
-    }
-
-    /// Takes the allocation of a block of whose end observers were told.
-    fn take(&mut self) -> Option<Use> {
-        // Field by field, which stays in registers.
-        let Allocation {
-            id, address, bytes, ..
-        } = self.allocation.take()?;
-        Some(Use {
-            id,
-            address,
-            bytes,
-            rounding: self.charge.rounding(),
-        })
-    }
-
-    #[inline]
-    fn tell_ending(&mut self, location: Option<&'static Location<'static>>) {
-        let observers = self
-            .registration
-            .as_ref()
-            .map(|registration| &registration.observers);
-        if observers.is_some_and(Option::is_some) {
-            self.tell_observers(location);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn tell_observers(&mut self, location: Option<&'static Location<'static>>) {
-        let (Some(registration), Some(allocation)) = (&self.registration, &self.allocation) else {
-            return;
-        };
-        let Some(observers) = &registration.observers else {
-            return;
-        };
-        if is_unchecked(self) {
-            return;
-        }
-        let (uses, left_at) = (self.uses(), self.uses().left_at());
-        let is_captured = self.is_in(self.extra(super::Extra::capture));
-        let lanes = match is_captured {
-            true => uses.lanes(),
-            false => uses.lanes_with_launches(),
-        };
-        if self.is_outside() {
-            return observers.outside_freed(allocation, &lanes, location);
-        }
-        let block = as_used(allocation, self.charge.rounding());
-        let is_first_after_all =
-            registration.fill_ending(observers, &lanes, left_at, block, is_captured, location);
-        let mut waits_for = &lanes[..];
-        if is_first_after_all && left_at.is_none() {
-            // The fill brought the block's own stream after the others: the free follows that stream alone.
-            waits_for = &lanes[..1];
-            let extra = self.extra.get_mut();
-            match &mut **extra {
-                Some(extra)
-                    if extra.reserved.is_some() || extra.has_room || extra.graphs.is_some() =>
-                {
-                    extra.streams.clear()
-                }
-                _ => drop(extra.take()),
-            }
-        }
-        let ending = Ending {
-            allocation,
-            lanes: &lanes,
-            waits_for,
-            location,
-            tag: self.charge.tag(),
-        };
-        observers.ending(&registration.service.engine, ending);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn end_unawaited(&mut self) {
-        self.end(None);
-    }
-
-    /// Frees a block of a reservation in the plain case, in which the reservation keeps it for the stream. Returns whether
-    /// it was the plain case.
-    fn end_kept(&mut self) -> bool {
-        let Some(allocation) = &self.allocation else {
-            return false;
-        };
-        let extra = self.extra.get_mut();
-        let is_plain = extra.as_ref().is_some_and(|extra| extra.is_only_reserved());
-        if !is_plain {
-            return false;
-        }
-        let block = as_used(allocation, self.charge.rounding());
-        let mut spare = extra.take();
-        let reserved = spare.as_mut().and_then(|extra| extra.reserved.take());
-        let reserved = reserved.expect("a block of a reservation");
-        let is_kept = reserved.keep(&mut self.registration, &block, &mut spare);
-        if is_kept {
-            self.allocation = None;
-        } else if let Some(mut extra) = spare {
-            extra.reserved = Some(reserved);
-            **self.extra.get_mut() = Some(extra);
-        }
-        is_kept
-    }
-
     /// Frees a tagged block that has nothing extra, and uncharges its tag. In the plain case both are done under one lock,
     /// in this order.
     #[cold]
     #[inline(never)]
     fn end_charged(&mut self) {
-        let Some(tag) = self.charge.tag() else {
-            return;
-        };
-        let Some(allocation) = &self.allocation else {
+        let (Some(tag), Some(allocation)) = (self.charge.tag(), &self.allocation) else {
             return;
         };
         let block = as_used(allocation, self.charge.rounding());
@@ -553,32 +314,17 @@ impl Block {
             !is_throttled
         };
         let (owner, bytes) = (&mut self.registration, block.bytes);
-        let is_kept = StreamCache::free_at_once(owner, cache_of, bytes, || block, uncharge);
-        if is_kept {
-            if is_throttled {
-                self.registration().service.admit(tag);
-            }
-            return;
+        if !StreamCache::free_at_once(owner, cache_of, bytes, || block, uncharge) {
+            self.free_slowly(Some(tag));
+        } else if is_throttled {
+            self.registration().service.admit(tag);
         }
-        self.free_tagged(tag);
     }
 
+    /// Frees a block that has nothing extra, and that the stream's cache did not take at once. Reads the block from itself:
+    /// the plain case holds its fields in registers. A tagged block, whose tag is uncharged, takes no spare, and leaves none.
     #[cold]
     #[inline(never)]
-    fn free_tagged(&mut self, tag: Tag) {
-        self.free_slowly(Some(tag));
-    }
-
-    /// Frees a block that has nothing extra, and no tag. Reads the block from itself: the plain case holds its fields in
-    /// registers.
-    #[cold]
-    #[inline(never)]
-    fn free_untagged(&mut self) {
-        self.free_slowly(None);
-    }
-
-    /// Frees a block that has nothing extra, and uncharges its tag, if any. A tagged block takes no spare, and leaves none.
-    #[inline(always)]
     fn free_slowly(&mut self, tag: Option<Tag>) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
@@ -592,20 +338,6 @@ impl Block {
             self.registration().service.count_freed(tag, block.bytes);
         }
     }
-
-    /// Uncharges the tag or the reservation, after the free.
-    fn uncharge_freed(&mut self, block: Use) {
-        let registration = self.registration.as_ref();
-        let registration = registration.expect("present until the block has ended");
-        if let Some(tag) = self.charge.tag() {
-            registration.service.count_freed(tag, block.bytes);
-        }
-        if let Some(extra) = &**self.extra.get_mut()
-            && let Some(reserved) = &extra.reserved
-        {
-            reserved.publish_freed(block.bytes);
-        }
-    }
 }
 
 impl Drop for Block {
@@ -616,7 +348,7 @@ impl Drop for Block {
             return;
         };
         if registration.observers.is_some() || self.extra.get_mut().is_some() {
-            return self.end_unawaited();
+            return End(self).unawaited();
         }
         if self.charge.is_tagged() {
             return self.end_charged();
@@ -627,7 +359,7 @@ impl Drop for Block {
         let block = || as_used(allocation, self.charge.rounding());
         let (owner, bytes) = (&mut self.registration, allocation.bytes);
         if !StreamCache::free_at_once(owner, cache_of, bytes, block, |_| true) {
-            self.free_untagged();
+            self.free_slowly(None);
         }
     }
 }
@@ -636,12 +368,6 @@ impl Drop for Block {
 #[inline(always)]
 fn cache_of(registration: &Registration) -> &StreamCache {
     &registration.lane.cache
-}
-
-/// Returns whether a checker is not told of the block.
-fn is_unchecked(block: &Block) -> bool {
-    let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
-    block.extra(is_checked) == Some(false)
 }
 
 /// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.
@@ -653,37 +379,6 @@ fn as_used(allocation: &Allocation, rounding: u32) -> Use {
         bytes: allocation.bytes,
         rounding,
     }
-}
-
-/// The future of a free: ready when no device work can touch the memory any more, whichever block the memory belongs to
-/// by then. Dropping it does not stop the free.
-///
-/// # Errors
-/// Returns an error if the device cannot record an event, or reports an error instead of completion. If the error is
-/// sticky, the memory is leaked rather than reused. Otherwise it is reused once a later event proves it complete.
-///
-/// # Cancel safety
-/// Dropping it stops waiting and has no other effect.
-#[derive(Debug)]
-pub struct Deallocation(pub(super) Passages);
-
-impl Future for Deallocation {
-    type Output = Result<(), DeviceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll_synchronizing(context)
-    }
-}
-
-/// The error of a free that was refused. Nothing is lost: it holds the block.
-#[derive(Debug, thiserror::Error)]
-#[error("the block was not freed, and this error holds it: {reason}")]
-pub struct DeallocateError {
-    /// The block, still allocated.
-    pub block: Block,
-    /// Why the free was refused.
-    #[source]
-    pub reason: StreamError,
 }
 
 /// The bytes of a block that were not requested, and the tag that it is charged to, if any.
@@ -706,7 +401,7 @@ impl BlockCharge {
     }
 
     #[inline]
-    fn is_tagged(self) -> bool {
+    pub(super) fn is_tagged(self) -> bool {
         self.0 >> u32::BITS != 0
     }
 

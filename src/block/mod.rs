@@ -3,7 +3,9 @@
 //! | file | about |
 //! |---|---|
 //! | `mod` | the block as its user sees it |
-//! | `life` | its beginning, its growth in place and its end, on the side of the pool; the tag to which it is charged |
+//! | `life` | its beginning, its growth in place and its plain end, on the side of the pool; the tag to which it is charged |
+//! | `ending` | its end in any other case |
+//! | `part` | parts of it, as arguments of work, and as the ends of copies between device and host |
 //! | `uses` | the streams on which it is used, and the order of its uses |
 //! | `further` | the same as a state machine, which knows no device |
 //! | `graphs` | the graphs that use it, which keep it, and their launches |
@@ -12,29 +14,32 @@
 //! | `between` | copies from one block to another |
 
 mod between;
+mod ending;
 mod further;
 mod graphs;
 mod host;
 mod life;
 mod outside;
+mod part;
 mod uses;
 
+pub use ending::{DeallocateError, Deallocation};
 pub(crate) use further::Access;
 pub use host::HostGuard;
-pub use life::{DeallocateError, Deallocation};
+pub(crate) use part::Part;
 pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceAddress, DeviceError, DeviceErrorKind};
-use crate::engine::{Allocation, Fill, Filling, Source, captures_of};
+use crate::device::{DeviceAddress, DeviceError, DeviceErrorKind};
+use crate::engine::{Allocation, Fill, Source};
 use crate::error::{CopyError, StreamError};
 use crate::foreign::{ForeignMemory, Residency};
-use crate::handles::{Registration, Reserved};
+use crate::handles::{GraphUses, Registration, Reserved};
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
 use crate::queue::Passages;
 use crate::stream::{Event, Stream};
-use crate::sync::{Arc, Mutex, Ordering, Rare};
+use crate::sync::{Arc, Mutex, Ordering, Rare, plain};
 use further::FurtherStreams;
 use graphs::OfGraphs;
 use life::BlockCharge;
@@ -84,6 +89,11 @@ pub(crate) struct Extra {
 }
 
 impl Extra {
+    /// Returns a graph that keeps the block, if there is one.
+    fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
+        self.graphs.as_ref()?.keeper()
+    }
+
     /// Returns the order of the capture that the block was allocated in, if it was allocated in one.
     fn capture(&self) -> Option<StreamId> {
         self.graphs.as_ref()?.capture
@@ -168,6 +178,7 @@ impl Block {
 /// Uses on streams.
 impl Block {
     /// Returns the uses of the block, by this crate.
+    #[inline]
     pub(crate) fn uses(&self) -> Uses<'_> {
         Uses::of(self)
     }
@@ -180,7 +191,7 @@ impl Block {
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool. Nothing changes then.
     pub fn freed_after(&self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
-        self.expect_awaitable(on)?;
+        self.uses().expect_awaitable(on)?;
         self.uses().free_with(on);
         Ok(())
     }
@@ -194,8 +205,9 @@ impl Block {
     /// here. The stream must not use the block then.
     pub fn open_to(&self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
-        let _resident = self.hold_for(on)?;
-        self.uses().order_for_good(on)
+        let uses = self.uses();
+        let _resident = uses.hold_for(on)?;
+        uses.order_for_good(on)
     }
 
     /// Returns the points after which all uses so far that may have written the block are complete: those that
@@ -246,7 +258,7 @@ impl Block {
     /// a graph repeat neither a move nor the free. After an error the block is where it was.
     pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
-        self.expect_awaitable(on)?;
+        self.uses().expect_awaitable(on)?;
         let is_of_capture = self.extra(Extra::capture).is_some();
         if is_of_capture || on.lane.cache.is_captured() {
             let reason = "a block of a capture cannot move, and no block can move to a stream that is captured; note \
@@ -272,37 +284,6 @@ impl Block {
             }
         }
         Ok(())
-    }
-
-    /// Returns a part of the block, which lies within it, as an argument.
-    pub(crate) fn argument(
-        &self,
-        stream: &Stream,
-        access: Access,
-        part: Range<u64>,
-    ) -> Result<Argument<'_>, StreamError> {
-        let on = self.own(stream)?;
-        match access {
-            Access::Read | Access::Write | Access::Part => self.uses().order(on, access)?,
-            Access::Any | Access::Always => self.uses().record(on, access)?,
-        }
-        Ok(self.part(part))
-    }
-
-    /// Returns the block as an argument of work on a stream that its user ordered after the grant.
-    pub(crate) fn argument_ordered_by_user(
-        &self,
-        stream: &Stream,
-    ) -> Result<Argument<'_>, StreamError> {
-        self.uses().record_ordered_by_user(self.own(stream)?);
-        Ok(self.part(0..self.size()))
-    }
-
-    fn part(&self, part: Range<u64>) -> Argument<'_> {
-        Argument::new(
-            self.allocation().address + part.start,
-            part.end - part.start,
-        )
     }
 
     /// Returns the registration of a stream, which must belong to the block's pool.
@@ -370,38 +351,8 @@ impl Block {
         offset: u64,
         bytes: &[u8],
     ) -> Result<Upload, CopyError> {
-        self.upload_part(stream, Access::Write, offset, bytes, Location::caller())
-    }
-
-    /// Copies bytes into the block, in an order that suits the access.
-    pub(crate) fn upload_part(
-        &self,
-        stream: &Stream,
-        access: Access,
-        offset: u64,
-        bytes: &[u8],
-        location: &'static Location<'static>,
-    ) -> Result<Upload, CopyError> {
-        let address = self.address_of(offset..offset.saturating_add(bytes.len() as u64))?;
-        let registration = self.own(stream)?;
-        let _resident = self.hold_for(registration)?;
-        self.uses().order(registration, access)?;
-        let Registration { service, lane, .. } = &**registration;
-        let device = lane.device(&service.engine.shared.device);
-        if lane.cache.is_captured() {
-            let captures = captures_of(&**device, "upload")?;
-            // SAFETY: as below, at each launch: the graph keeps the block.
-            #[allow(unsafe_code, reason = "device call on the lane's stream")]
-            let captured = unsafe { captures.capture_upload(lane.raw, address, bytes, location) };
-            service.engine.shared.noted(captured)?;
-            return Ok(Upload::captured());
-        }
-        // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream
-        // has passed the free, since the use is noted; and the copy is ordered after every other use.
-        #[allow(unsafe_code, reason = "device call on the lane's stream")]
-        let transfer = unsafe { device.upload(lane.raw, address, bytes, location) };
-        let transfer = service.engine.shared.noted(transfer)?;
-        Ok(Upload::new(registration.clone(), transfer))
+        let range = offset..offset.saturating_add(bytes.len() as u64);
+        Part::new(self, Access::Write, range)?.upload(stream, bytes, Location::caller())
     }
 
     /// Copies the bytes of `range`, counted from the block's beginning, to the host. The copy runs on `stream`, after
@@ -413,21 +364,7 @@ impl Block {
     /// device cannot copy.
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
-        let address = self.address_of(range.clone())?;
-        let registration = self.own(stream)?;
-        let _resident = self.hold_for(registration)?;
-        self.uses().order(registration, Access::Read)?;
-        let Registration { service, lane, .. } = &**registration;
-        let (device, location) = (
-            lane.device(&service.engine.shared.device),
-            Location::caller(),
-        );
-        // SAFETY: as for `upload`; the copy is ordered after every use that may have written the block.
-        #[allow(unsafe_code, reason = "device call on the lane's stream")]
-        let transfer =
-            unsafe { device.download(lane.raw, address, range.end - range.start, location) };
-        let transfer = service.engine.shared.noted(transfer)?;
-        Ok(Download::new(registration.clone(), transfer))
+        Part::new(self, Access::Read, range)?.download(stream)
     }
 
     /// Fills the block with zeros: [`fill`](Self::fill) with [`Fill::Zero`].
@@ -462,40 +399,7 @@ impl Block {
     /// stream that other code than [`Pool::capture`](crate::Pool::capture) captures. Nothing is filled then.
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
-        self.fill_part(stream, Access::Write, 0..self.size(), fill.into())
-    }
-
-    /// Fills a range, which lies within the block, in an order that suits the access.
-    #[track_caller]
-    pub(crate) fn fill_part(
-        &self,
-        stream: &Stream,
-        access: Access,
-        part: Range<u64>,
-        fill: Fill,
-    ) -> Result<(), CopyError> {
-        let registration = self.own(stream)?;
-        let _resident = self.hold_for(registration)?;
-        self.uses().order(registration, access)?;
-        let filling = Filling {
-            engine: &registration.service.engine,
-            address: self.allocation().address + part.start,
-            bytes: part.end - part.start,
-            fill,
-            is_captured: registration.lane.cache.is_captured(),
-            location: Location::caller(),
-        };
-        Ok(filling.submit(&registration.lane)?)
-    }
-
-    /// Returns the address of a range within the block.
-    pub(crate) fn address_of(&self, range: Range<u64>) -> Result<u64, CopyError> {
-        let Range { start, end } = range;
-        if start > end || end > self.size() {
-            let size = self.size();
-            return Err(CopyError::OutOfBounds { start, end, size });
-        }
-        Ok(self.allocation().address + start)
+        Part::whole(self, Access::Write).fill(stream, fill.into())
     }
 
     /// Gives the host access to the block's bytes, where the host [sees](crate::device::MemoryKind::is_seen_by_host)

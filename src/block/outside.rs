@@ -5,16 +5,15 @@
     reason = "memory is of the device on the word of its owner"
 )]
 
-use super::{Block, Extra};
-use crate::engine::{Allocation, Source, Use, release};
+use super::{Block, Extra, Uses};
+use crate::engine::{Allocation, Source};
 use crate::error::StreamError;
 use crate::foreign::{ForeignMemory, Resident, expect_awaitable};
 use crate::handles::Registration;
-use crate::heap::{BlockId, Fences};
+use crate::heap::BlockId;
 use crate::id::Ticket;
-use crate::queue::Passages;
 use crate::stream::Stream;
-use crate::sync::{Arc, Rare, assert_unlocked, plain};
+use crate::sync::{Arc, Rare};
 use std::panic::Location;
 
 impl Stream {
@@ -70,17 +69,21 @@ impl Stream {
 }
 
 impl Block {
-    pub(crate) fn is_outside(&self) -> bool {
-        self.extra(|extra| extra.outside.as_ref().map(drop))
-            .is_some()
+    /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
+    #[inline]
+    pub(super) fn is_out_of_reach(&self, stream: &Stream) -> bool {
+        let is_outside = || self.extra(|extra| extra.outside.as_ref().map(drop));
+        stream.registration().lane.is_foreign() && is_outside().is_some()
     }
+}
 
+impl Uses<'_> {
     /// Holds the memory for a use on a stream until it is submitted, if its owner takes the memory away at times.
     ///
     /// # Errors
     /// Returns an error if the memory is absent, or the stream external.
-    pub(crate) fn hold_for(&self, on: &Arc<Registration>) -> Result<Option<Resident>, StreamError> {
-        let residency = self.extra(|extra| extra.residency.clone());
+    pub(crate) fn hold_for(self, on: &Arc<Registration>) -> Result<Option<Resident>, StreamError> {
+        let residency = self.block.extra(|extra| extra.residency.clone());
         residency
             .map(|residency| residency.hold_for(on))
             .transpose()
@@ -89,28 +92,11 @@ impl Block {
     /// # Errors
     /// Returns an error if the stream is external, and the memory's owner takes it away at times.
     #[inline]
-    pub(super) fn expect_awaitable(&self, on: &Registration) -> Result<(), StreamError> {
-        match on.lane.is_external && self.extra(|extra| extra.residency.clone()).is_some() {
+    pub(super) fn expect_awaitable(self, on: &Registration) -> Result<(), StreamError> {
+        let residency = || self.block.extra(|extra| extra.residency.clone());
+        match on.lane.is_external && residency().is_some() {
             true => Ok(expect_awaitable(on)?),
             false => Ok(()),
         }
-    }
-
-    /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
-    #[inline]
-    pub(super) fn is_out_of_reach(&self, stream: &Stream) -> bool {
-        stream.registration().lane.is_foreign() && self.is_outside()
-    }
-
-    pub(super) fn free_outside(&self, outside: Box<dyn ForeignMemory>, block: Use) -> Fences {
-        let service = &self.registration().service;
-        let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
-        let fences = release::end_uses(&service.engine, &lanes, earlier, block.bytes);
-        let passages = Passages::new(service, &lanes, &fences);
-        let location = self.extra(|extra| extra.deallocated_at);
-        let passages = passages.of_foreign(service, block.bytes, location);
-        assert_unlocked("foreign memory is released");
-        plain::catch(|| outside.release(passages));
-        fences
     }
 }

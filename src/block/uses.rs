@@ -8,13 +8,14 @@
 use super::Block;
 use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::engine::ordering;
+use crate::engine::{ordering, release};
 use crate::error::StreamError;
 use crate::foreign::Residency;
 use crate::handles::Registration;
-use crate::heap::Fence;
+use crate::heap::{Fence, Fences};
 use crate::id::Ticket;
 use crate::lane::Lane;
+use crate::queue::Passages;
 use crate::stream::Event;
 use crate::sync::Arc;
 use smallvec::SmallVec;
@@ -29,6 +30,7 @@ pub(crate) struct Uses<'a> {
 }
 
 impl<'a> Uses<'a> {
+    #[inline]
     pub(super) fn of(block: &'a Block) -> Self {
         let home = block.registration();
         Self { block, home }
@@ -225,6 +227,16 @@ impl<'a> Uses<'a> {
             }
         }
         lanes
+    }
+
+    /// Ends the uses so far of a block of this many bytes. Returns the points that they wait for, and a future's state
+    /// that does.
+    pub(super) fn end(self, bytes: u64) -> (Fences, Passages) {
+        let (lanes, service) = (self.lanes(), &self.home.service);
+        let earlier = self.fence_left_behind();
+        let fences = release::end_uses(&service.engine, &lanes, earlier, bytes);
+        let passages = Passages::new(service, &lanes, &fences);
+        (fences, passages)
     }
 
     /// Returns the block's own stream: the one that it was moved to last, or else that of its allocation.

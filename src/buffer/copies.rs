@@ -1,6 +1,6 @@
 //! Copies of elements between a buffer and the host.
 
-use super::Buffer;
+use super::{Buffer, slice};
 use crate::block::HostGuard;
 use crate::copy::{Download, Elements, Upload};
 use crate::error::{CopyError, StreamError};
@@ -190,12 +190,6 @@ impl<T> Buffer<T> {
 
     /// Converts a range of elements to bytes. It is checked against the elements, since the block may be larger.
     pub(crate) fn bytes_of(&self, range: Range<usize>) -> Result<Range<u64>, CopyError> {
-        let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
-        let (start, end) = (bytes(range.start), bytes(range.end));
-        if range.start > range.end || range.end > self.len {
-            let size = bytes(self.len);
-            return Err(CopyError::OutOfBounds { start, end, size });
-        }
-        Ok(start..end)
+        slice::bytes_of::<T>(self.len, &range)
     }
 }

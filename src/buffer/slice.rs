@@ -1,11 +1,11 @@
 //! Parts of buffers and blocks that are written alone.
 
 use super::Buffer;
-use crate::block::{Access, Block};
+use crate::block::{Access, Block, Part};
 use crate::copy::{Elements, Upload};
-use crate::device::{Argument, DeviceAddress};
+use crate::device::DeviceAddress;
 use crate::engine::Fill;
-use crate::error::{CopyError, StreamError};
+use crate::error::CopyError;
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::marker::PhantomData;
@@ -65,7 +65,7 @@ impl Block {
     /// # Errors
     /// Returns [`CopyError::OutOfBounds`] if the range is not within the block's [`size`](Self::size).
     pub fn slice_mut(&mut self, range: Range<u64>) -> Result<SliceMut<'_, u8>, CopyError> {
-        self.address_of(range.clone())?;
+        Part::new(self, Access::Part, range.clone())?;
         Ok(SliceMut {
             start: range.start,
             len: (range.end - range.start) as usize,
@@ -104,6 +104,20 @@ impl<T> Buffer<T> {
             elements: PhantomData,
         }
     }
+}
+
+/// Converts a range of `len` elements to bytes.
+///
+/// # Errors
+/// Returns [`CopyError::OutOfBounds`], in bytes, if the range is not within the elements.
+pub(super) fn bytes_of<T>(len: usize, range: &Range<usize>) -> Result<Range<u64>, CopyError> {
+    let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
+    let (start, end) = (bytes(range.start), bytes(range.end));
+    if range.start > range.end || range.end > len {
+        let size = bytes(len);
+        return Err(CopyError::OutOfBounds { start, end, size });
+    }
+    Ok(start..end)
 }
 
 impl<'a, T> SliceMut<'a, T> {
@@ -150,12 +164,7 @@ impl<'a, T> SliceMut<'a, T> {
     }
 
     fn part(self, range: Range<usize>) -> Result<Self, CopyError> {
-        let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
-        let (start, end) = (bytes(range.start), bytes(range.end));
-        if range.start > range.end || range.end > self.len {
-            let size = self.size();
-            return Err(CopyError::OutOfBounds { start, end, size });
-        }
+        let start = bytes_of::<T>(self.len, &range)?.start;
         Ok(Self {
             start: self.start + start,
             len: range.len(),
@@ -170,17 +179,13 @@ impl<'a, T> SliceMut<'a, T> {
         Ok((self.part(0..mid)?, rest.part(mid..len)?))
     }
 
-    /// Returns this part as an argument of work on `stream` that reads or writes it.
-    pub(crate) fn argument(
-        &self,
-        stream: &Stream,
-        access: Access,
-    ) -> Result<Argument<'a>, StreamError> {
-        self.block.argument(stream, access, self.bytes())
-    }
-
-    fn bytes(&self) -> Range<u64> {
-        self.start..self.start + self.size()
+    /// Returns these bytes as a call uses them.
+    pub(crate) fn as_part(&self, access: Access) -> Part<'a> {
+        Part {
+            block: self.block,
+            access,
+            range: self.start..self.start + self.size(),
+        }
     }
 
     pub(crate) fn block(&self) -> &'a Block {
@@ -215,10 +220,8 @@ impl<T: NoUninit> SliceMut<'_, T> {
     /// Returns the errors of [`Block::upload`]. The range in an error is in bytes.
     #[track_caller]
     pub fn upload(&mut self, stream: &Stream, elements: &[T]) -> Result<Upload, CopyError> {
-        let target = self.slice_mut(0..elements.len())?.start;
-        let (bytes, location) = (bytemuck::cast_slice(elements), Location::caller());
-        self.block
-            .upload_part(stream, Access::Part, target, bytes, location)
+        let target = self.slice_mut(0..elements.len())?.as_part(Access::Part);
+        target.upload(stream, bytemuck::cast_slice(elements), Location::caller())
     }
 }
 
@@ -229,7 +232,7 @@ impl<T: AnyBitPattern> SliceMut<'_, T> {
     /// Returns the errors of [`Block::download`].
     #[track_caller]
     pub fn download(&self, stream: &Stream) -> Result<Elements<T>, CopyError> {
-        Ok(self.block.download(stream, self.bytes())?.elements())
+        Ok(self.as_part(Access::Read).download(stream)?.elements())
     }
 
     /// Fills each byte of this part with one value, in the order of `stream`, as [`Block::fill`].
@@ -238,8 +241,7 @@ impl<T: AnyBitPattern> SliceMut<'_, T> {
     /// Returns the errors of [`Block::fill`].
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
-        let (part, fill) = (self.bytes(), fill.into());
-        self.block.fill_part(stream, Access::Part, part, fill)
+        self.as_part(Access::Part).fill(stream, fill.into())
     }
 }
 
@@ -250,7 +252,6 @@ impl<T: Zeroable> SliceMut<'_, T> {
     /// Returns the errors of [`Block::fill`].
     #[track_caller]
     pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
-        self.block
-            .fill_part(stream, Access::Part, self.bytes(), Fill::Zero)
+        self.as_part(Access::Part).fill(stream, Fill::Zero)
     }
 }

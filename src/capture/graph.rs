@@ -1,12 +1,11 @@
 //! A graph, with its memory.
 
 use super::GraphMemory;
-use super::routed::expect_open;
+use super::routed::expect_usable;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::ordering;
 use crate::error::StreamError;
-use crate::handles::GraphUses;
-use crate::handles::Registration;
+use crate::handles::{GraphUses, Registration};
 use crate::id::Ticket;
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
@@ -59,11 +58,8 @@ impl CapturedGraph {
     /// closed, and the device's error: also if the stream is the host, of another device than the captured one, or
     /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
-        if !stream.is_of(self.memory.pool().presence()) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
+        expect_usable(self.memory.share(), stream, LAUNCH)?;
         let registration = stream.registration();
-        expect_open(registration, LAUNCH)?;
         if self.device != registration.stream_device().id() {
             let reason =
                 "the graph was captured on another device; launch it on a stream of that device";

@@ -1,10 +1,10 @@
 //! A capture that other code begins and ends.
 
 use super::GraphMemory;
-use super::routed::{Routed, capture_of, expect_open};
+use super::routed::{Routed, capture_of, expect_usable};
 use crate::device::DeviceError;
 use crate::error::StreamError;
-use crate::handles::{CaptureClock, GraphUses};
+use crate::handles::{CaptureClock, GraphUses, Route};
 use crate::stream::Stream;
 use crate::sync::plain;
 
@@ -23,9 +23,9 @@ pub struct JoinedCapture {
 
 impl Drop for JoinedCapture {
     fn drop(&mut self) {
-        self.uses.end_joined();
+        Route::end_joined(&self.uses);
         drop(self.routed.take());
-        self.uses.end_capture();
+        self.memory.share().end_capture(&self.uses);
     }
 }
 
@@ -57,17 +57,14 @@ impl GraphMemory {
 impl JoinedCapture {
     fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
-        if !stream.is_of(&share.presence) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
-        expect_open(stream.registration(), "begin_capture")?;
+        expect_usable(share, stream, "begin_capture")?;
         // Streams that join one by one share the order of their capture.
         let clock = match capture_of(stream)? {
             Some(id) => share.clock_of(id),
             None => CaptureClock::new(share.presence.clone()),
         };
-        let uses = GraphUses::new(share);
-        let routed = Routed::begin(&uses, &clock, stream)?;
+        let uses = share.begin_graph();
+        let routed = Routed::begin(share, &uses, &clock, stream)?;
         routed.keep(&uses)?;
         Ok(Self {
             routed: Some(routed),

@@ -3,8 +3,7 @@
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::engine::captures_of;
 use crate::error::StreamError;
-use crate::handles::Registration;
-use crate::handles::{CaptureClock, GraphUses};
+use crate::handles::{CaptureClock, GraphShare, GraphUses, Registration, Route};
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
 
@@ -18,19 +17,14 @@ impl Routed {
     /// Begins to route a stream. Its freed blocks stay pending until this ends, and the pool makes no call on it.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, [`StreamError::Closed`] if the pool is
-    /// closed, and an error if the stream is routed already.
+    /// Returns an error if the stream is routed already.
     pub(super) fn begin(
+        share: &plain::Arc<GraphShare>,
         uses: &plain::Arc<GraphUses>,
         clock: &plain::Arc<CaptureClock>,
         stream: &Stream,
-    ) -> Result<Self, StreamError> {
-        if !stream.is_of(&uses.share.presence) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
-        let registration = stream.registration();
-        expect_open(registration, "begin_capture")?;
-        registration.begin_route(uses, clock)?;
+    ) -> Result<Self, DeviceError> {
+        Route::begin(stream.registration(), share, uses, clock)?;
         Ok(Self {
             stream: stream.clone(),
         })
@@ -109,16 +103,22 @@ fn call_on<R>(
 
 impl Drop for Routed {
     fn drop(&mut self) {
-        self.stream.registration().end_route();
+        Route::end(self.stream.registration());
     }
 }
 
 /// # Errors
-/// Returns an error if the pool is closed, or the stream is the host, which no graph call names.
-pub(super) fn expect_open(
-    registration: &Registration,
+/// Returns [`StreamError::ForeignPool`] if the memory is of another pool than the stream, [`StreamError::Closed`] if the
+/// pool is closed, and an error if the stream is the host, which no graph call names.
+pub(super) fn expect_usable(
+    share: &GraphShare,
+    stream: &Stream,
     call: &'static str,
 ) -> Result<(), StreamError> {
+    if !stream.is_of(&share.presence) {
+        return Err(StreamError::ForeignPool(Box::default()));
+    }
+    let registration = stream.registration();
     if registration.service.engine.shared.is_closed() {
         return Err(StreamError::Closed);
     }

@@ -1,12 +1,12 @@
 //! A capture that the pool begins and ends.
 
-use super::routed::{Routed, capture_of, expect_open};
+use super::routed::{Routed, capture_of, expect_usable};
 use super::{CapturedGraph, GraphMemory};
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
 use crate::handles::Registration;
-use crate::handles::{CaptureClock, GraphUses};
+use crate::handles::{CaptureClock, GraphUses, Route};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain;
@@ -102,14 +102,12 @@ impl GraphMemory {
 
 impl Capture {
     fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
-        let pool = memory.pool();
-        if !stream.is_of(pool.presence()) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
+        let share = memory.share();
+        expect_usable(share, stream, "begin_capture")?;
         seal_all(stream)?;
-        let uses = GraphUses::new(memory.share());
-        let clock = CaptureClock::new(uses.share.presence.clone());
-        let routed = Routed::begin(&uses, &clock, stream)?;
+        let uses = share.begin_graph();
+        let clock = CaptureClock::new(share.presence.clone());
+        let routed = Routed::begin(share, &uses, &clock, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -127,7 +125,7 @@ impl Capture {
         if let Some(id) = capture.routed[0].capture()? {
             capture.clock.set_id(id);
         }
-        memory.share().add_clock(&capture.clock);
+        share.add_clock(&capture.clock);
         capture.routed[0].keep(&capture.uses)?;
         Ok(capture)
     }
@@ -140,17 +138,15 @@ impl Capture {
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
-        if !stream.is_of(self.memory.pool().presence()) {
-            return Err(StreamError::ForeignPool(Box::default()));
-        }
-        expect_open(stream.registration(), "capture_of")?;
+        let share = self.memory.share();
+        expect_usable(share, stream, "capture_of")?;
         let joined = capture_of(stream)?;
         if joined.is_none() || joined != self.clock.id() {
             let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("capture_of", kind, reason).into());
         }
-        let routed = Routed::begin(&self.uses, &self.clock, stream)?;
+        let routed = Routed::begin(self.memory.share(), &self.uses, &self.clock, stream)?;
         self.routed.push(routed);
         Ok(())
     }
@@ -175,10 +171,10 @@ impl Capture {
     fn finish(&mut self) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let routed = std::mem::take(&mut self.routed);
         let ended = self.end_on_device(&routed);
-        self.uses.end_joined();
+        Route::end_joined(&self.uses);
         drop(routed);
         // From now on no stream allocates for the graph.
-        self.uses.end_capture();
+        self.memory.share().end_capture(&self.uses);
         ended
     }
 

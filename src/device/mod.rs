@@ -10,7 +10,6 @@
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
 mod argument;
-mod host_view;
 mod list;
 mod native;
 mod stream;
@@ -39,9 +38,9 @@ pub use weirpool_cuda as cuda;
 pub use weirpool_sim as sim;
 
 pub use argument::Argument;
-pub(crate) use host_view::HostView;
 pub use list::list;
 pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;
 pub(crate) use watch::WatchedTransfer;
+pub(crate) use weirpool_device::HostView;

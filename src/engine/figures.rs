@@ -171,20 +171,18 @@ pub(crate) fn end_exact(shared: &Shared) {
 pub(crate) fn shortfall(engine: &Engine, request: Request, waiting: usize) -> Shortfall {
     let (figures, lanes) = figures(&engine.streams, &engine.store, Mark::RESET);
     let totals = figures.totals;
-    Shortfall {
-        requested: request.bytes,
-        free: totals.free.current,
-        largest_free: figures.largest_free,
-        pending: totals.pending.current + lanes.cached,
-        used: totals.used.current.saturating_sub(lanes.cached),
-        reserved: totals.reserved.current,
-        capacity: engine.store.capacity(),
-        leased: engine.store.leased(),
-        waiting,
-        expected_wait: None,
-        tag: None,
-        device: refused_by_device(engine, request.bytes, totals.reserved.current),
-    }
+    let mut shortfall = Shortfall::default();
+    shortfall.requested = request.bytes;
+    shortfall.free = totals.free.current;
+    shortfall.largest_free = figures.largest_free;
+    shortfall.pending = totals.pending.current + lanes.cached;
+    shortfall.used = totals.used.current.saturating_sub(lanes.cached);
+    shortfall.reserved = totals.reserved.current;
+    shortfall.capacity = engine.store.capacity();
+    shortfall.leased = engine.store.leased();
+    shortfall.waiting = waiting;
+    shortfall.device = refused_by_device(engine, request.bytes, shortfall.reserved);
+    shortfall
 }
 
 /// Returns the device's own figures, if the device, and not the capacity, refused as many bytes when it was last

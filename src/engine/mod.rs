@@ -34,7 +34,6 @@
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
 //! | `evictables` | memory that can be taken back from its user |
-//! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a source lends |
 //! | `announcer`, `walk` | tells observers; all blocks at one moment |
 //! | `figures` | how the pool's figures are read |
@@ -64,7 +63,6 @@ pub(crate) mod registering;
 pub(crate) mod release;
 mod search;
 mod shared;
-mod soft_cap;
 pub(crate) mod spill;
 mod store;
 mod streams;

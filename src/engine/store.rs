@@ -3,7 +3,6 @@
 use super::announcer::{Announcer, memory_of};
 use super::evictables::Evictables;
 use super::shared::gate;
-use super::soft_cap::SoftCap;
 use super::{Allocation, Allocations, Change, Lease, Shared};
 use crate::heap::{self, Fences, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
@@ -11,6 +10,7 @@ use crate::lane::{CachedBlock, Lane};
 use crate::seam::{Fact, Figures};
 use crate::sync::{Busy, Count, Guards, Ordering, SharedFlag, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
+use weirpool_measure::SoftCap;
 
 /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
 pub(crate) type CapacityCopy = plain::Arc<CachePadded<SharedNumber>>;

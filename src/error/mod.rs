@@ -2,13 +2,12 @@
 
 mod access;
 mod alloc;
-mod shortfall;
 mod task;
 
 pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
-pub use shortfall::{Shortfall, TagShortfall};
 pub use task::{EnqueueError, SubmitError, TaskError};
+pub use weirpool_measure::{Shortfall, TagShortfall};
 pub use weirpool_queue::FullQueue;
 
 use crate::device::DeviceError;

@@ -3,7 +3,7 @@
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::ordering;
 use crate::error::StreamError;
-use crate::handles::{GraphUses, HostAccess, Presence, Registration};
+use crate::handles::{GraphUses, HostAccess, Presence, Registration, Route};
 use crate::lane::Lane;
 use crate::queue::Passages;
 use crate::sync::{Arc, Guards, Mutex, plain};
@@ -165,7 +165,7 @@ impl Residency {
         if on.lane.is_external {
             return;
         }
-        let route = on.route();
+        let route = Route::of(on);
         let (abandoned, held) = {
             let mut state = self.0.state.lock();
             if let Some(route) = &route {
@@ -240,7 +240,7 @@ impl Residency {
                 .collect();
             (state.streams.clone(), graphs)
         };
-        let launches = HostAccess::of_absence(graphs, &self.0.name);
+        let launches = HostAccess::begin(graphs, Some(&self.0.name));
         let uses = streams.iter().map(|stream| {
             let point = ordering::present_point(&stream.service.engine, &stream.lane);
             stream.passage(point)

@@ -1,6 +1,6 @@
 //! A point in a captured stream.
 
-use super::{CaptureClock, GraphUses, Registration, Route};
+use super::{CaptureClock, GraphShare, GraphUses, Registration, Route};
 use crate::device::{CapturedWork, DeviceError};
 use crate::engine::{Change, ordering};
 use crate::lane::{Lane, refused};
@@ -10,6 +10,7 @@ use crate::sync::{Arc, plain};
 /// capture goes on; it cannot be awaited. It does not keep the capture's memory.
 #[derive(Debug)]
 pub(crate) struct CapturedPoint {
+    share: plain::Weak<GraphShare>,
     clock: plain::Weak<CaptureClock>,
     /// What the graph of the capture will use.
     uses: plain::Weak<GraphUses>,
@@ -20,26 +21,25 @@ pub(crate) struct CapturedPoint {
 impl CapturedPoint {
     /// Returns the [present](Self::present) point of a stream, if it is being captured.
     pub(crate) fn of(registration: &Arc<Registration>) -> Result<Option<Self>, DeviceError> {
-        let Some(Route { clock, uses, .. }) = registration.route() else {
-            return Ok(None);
-        };
-        Self::present(&clock, &uses, registration).map(Some)
+        let route = Route::of(registration);
+        let present = route.map(|route| Self::present(&route, registration));
+        present.transpose()
     }
 
-    /// Returns the present point of a stream of the capture. Memory that was freed there so far can be reused by streams
+    /// Returns the present point of a stream of the capture that a route leads to. Memory that was freed there so far can be reused by streams
     /// that are ordered after the point.
     ///
     /// # Errors
     /// Returns an error if the device cannot tell.
     pub(crate) fn present(
-        clock: &plain::Arc<CaptureClock>,
-        uses: &plain::Arc<GraphUses>,
+        of: &Route,
         registration: &Arc<Registration>,
     ) -> Result<Self, DeviceError> {
-        let work = clock.close(&registration.lane);
+        let work = of.clock.close(&registration.lane);
         Ok(Self {
-            clock: plain::Arc::downgrade(clock),
-            uses: plain::Arc::downgrade(uses),
+            share: plain::Arc::downgrade(&of.share),
+            clock: plain::Arc::downgrade(&of.clock),
+            uses: plain::Arc::downgrade(&of.uses),
             registration: registration.clone(),
             work: work.ok_or_else(|| refused("record"))?,
         })
@@ -55,18 +55,22 @@ impl CapturedPoint {
         if later.id == earlier.lane.id {
             return Ok(());
         }
-        let (Some(clock), Some(uses)) = (self.clock.upgrade(), self.uses.upgrade()) else {
+        let (Some(share), Some(uses), Some(clock)) = (
+            self.share.upgrade(),
+            self.uses.upgrade(),
+            self.clock.upgrade(),
+        ) else {
             return Err(refused("wait"));
         };
         let is_of = |route: &Route| plain::Arc::ptr_eq(&route.clock, &clock);
         // An external stream that is not routed any more may be gone.
-        let may_ask = !earlier.lane.is_external || earlier.route().as_ref().is_some_and(is_of);
+        let may_ask = !earlier.lane.is_external || Route::of(earlier).as_ref().is_some_and(is_of);
         let is_beside = earlier.stream_device().id() == on.stream_device().id();
         // The names of work belong to this capture alone.
         if !may_ask || !is_beside || later.is_host() || clock.frontier(&earlier.lane).is_none() {
             return Err(refused("wait"));
         }
-        let joins = match on.route() {
+        let joins = match Route::of(on) {
             Some(route) if is_of(&route) => false,
             Some(_) => return Err(refused("wait")),
             None => true,
@@ -77,11 +81,11 @@ impl CapturedPoint {
                 ordering::mark(&on.service.engine, later)?;
                 on.service.publish(Change::Memory);
             }
-            on.begin_route(&uses, &clock)?;
+            Route::begin(on, &share, &uses, &clock)?;
         }
         let ordered = self.come_after(&clock, later);
         if joins && (ordered.is_err() || !uses.keep_joined(on)) {
-            on.end_route();
+            Route::end(on);
         }
         ordered
     }

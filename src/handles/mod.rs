@@ -7,6 +7,7 @@
 //! | `native`, `roll` | a stream's object of the backend; registrations by the backend's names |
 //! | `reserved` | what a reservation and the blocks drawn from it share |
 //! | `share` | what handles of the memory for graphs, the captures that allocate from it, and the graphs share |
+//! | `route` | where streams allocate while they are being captured |
 //! | `uses` | what a graph uses besides, and its launches |
 //! | `clock`, `captured_point` | the order of a capture's streams, and a point in one of them |
 //! | `observers` | observers of each block's life |
@@ -20,6 +21,7 @@ mod observers;
 mod registration;
 mod reserved;
 mod roll;
+mod route;
 mod share;
 mod uses;
 
@@ -28,7 +30,8 @@ pub(crate) use clock::CaptureClock;
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
 pub(crate) use reserved::{Held, Reserved, ReservedHandle};
-pub(crate) use share::{Allocated, FromPart, GraphShare, Route};
+pub(crate) use route::Route;
+pub(crate) use share::{Allocated, FromPart, GraphShare};
 pub(crate) use uses::{GraphUses, HostAccess};
 
 use crate::device::Explain;
@@ -36,6 +39,7 @@ use crate::error::AllocError;
 use crate::queue::Service;
 use crate::sync::{Arc, plain};
 use roll::Roll;
+use route::Routes;
 use std::fmt;
 use std::panic::Location;
 
@@ -45,6 +49,7 @@ pub(crate) struct Presence {
     /// The pool's name, if it has one.
     pub(crate) name: Option<plain::Arc<str>>,
     pub(crate) roll: Roll,
+    routes: Routes,
     /// Told about the life of each block, if there are any.
     pub(crate) observers: Option<plain::Arc<Observers>>,
 }
@@ -63,6 +68,7 @@ impl Presence {
             service,
             name,
             roll: Roll::default(),
+            routes: Routes::default(),
         }
     }
 

@@ -1,16 +1,15 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::native::Native;
-use super::{CaptureClock, GraphUses, Observers, Presence, Route};
-use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, StreamProperties};
-use crate::engine::{CapacityCopy, Change, maintenance, order, registering, release};
+use super::{Observers, Presence};
+use crate::device::{Device, DeviceError, DeviceStream, StreamProperties};
+use crate::engine::{CapacityCopy, registering, release};
 use crate::error::StreamError;
 use crate::id::Ticket;
 use crate::lane::{CacheOwner, Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Passage, Service};
-use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedNumber, plain};
-use smallvec::SmallVec;
+use crate::sync::{Arc, Ordering, SharedNumber, plain};
 use std::any::Any;
 use std::fmt;
 
@@ -33,8 +32,6 @@ pub(crate) struct Registration {
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,
-    /// Where the stream allocates while it is being captured.
-    route: ForeignOption<Route>,
 }
 
 impl fmt::Debug for Registration {
@@ -92,7 +89,6 @@ impl Registration {
             service,
             lane,
             handles: SharedNumber::new(0),
-            route: ForeignOption::new(Guards::Registry, None),
             presence: presence.clone(),
         });
         presence.roll.enter(&registration);
@@ -144,76 +140,6 @@ impl Registration {
             .cache
             .with_references(|references| is_last().then(|| references.close()));
         drop(left);
-    }
-
-    /// Returns where the stream allocates while it is being captured.
-    #[inline]
-    pub(crate) fn route(&self) -> Option<Route> {
-        match self.lane.cache.is_captured() {
-            true => self.route.read(|route| route.cloned()),
-            false => None,
-        }
-    }
-
-    /// Lets the stream allocate from memory for graphs, in the order of a capture, until [`end_route`](Self::end_route). Its
-    /// freed blocks stay pending until then, and the pool makes no call on it.
-    ///
-    /// # Errors
-    /// Returns an error if it does so already.
-    pub(crate) fn begin_route(
-        &self,
-        uses: &plain::Arc<GraphUses>,
-        clock: &plain::Arc<CaptureClock>,
-    ) -> Result<(), DeviceError> {
-        let order = clock.order_of(&self.lane);
-        if !order::begin_capture(&self.service.engine.store, &self.lane, order) {
-            let reason = "the stream is being captured already; end that capture first";
-            let kind = DeviceErrorKind::Unsupported;
-            return Err(DeviceError::new("begin_capture", kind, reason));
-        }
-        let former = self.route.replace(Some(Route {
-            uses: uses.clone(),
-            clock: clock.clone(),
-            order,
-            others: SmallVec::new(),
-        }));
-        drop(former);
-        Ok(())
-    }
-
-    /// Ends what [`begin_route`](Self::begin_route) began.
-    pub(crate) fn end_route(&self) {
-        // It may be the last owner of memory: dropped outside locks, after the end.
-        let route = self.route.replace(None);
-        order::end_capture(&self.service.engine, &self.lane);
-        drop(route);
-        self.service.publish(Change::Memory);
-        // Memory that was freed on the captured stream had no event to watch.
-        maintenance::note_progress(&self.service.engine);
-    }
-
-    /// Goes on in the order of another capture, unless another thread did so first, or the session is over. Returns where
-    /// the stream allocates then.
-    pub(crate) fn continue_route(
-        &self,
-        known: &plain::Arc<CaptureClock>,
-        clock: plain::Arc<CaptureClock>,
-    ) -> Option<Route> {
-        let order = clock.order_of(&self.lane);
-        // It may be the last owner: dropped outside the lock.
-        self.route.change(|route| {
-            let route = route?;
-            if plain::Arc::ptr_eq(&route.clock, known) {
-                route.order = order;
-                route
-                    .others
-                    .retain(|other| !plain::Arc::ptr_eq(other, &clock));
-                let former = std::mem::replace(&mut route.clock, clock.clone());
-                route.others.push(former);
-                self.lane.cache.continue_capture(order);
-            }
-            Some(route.clone())
-        })
     }
 
     /// Drops the references that freed blocks left.

@@ -1,7 +1,6 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
 use super::{CaptureClock, Presence, Registration};
-use crate::device::DeviceError;
 use crate::engine::{
     Allocation, Allocations, Change, Engine, Group, Home, Kept, NoMemory, ReservationState, Use,
     keeping, order,
@@ -136,10 +135,8 @@ impl Reserved {
     /// Not drawn, in bytes; and in the largest piece.
     pub(crate) fn left(&self) -> (u64, u64) {
         self.return_kept();
-        self.service()
-            .engine
-            .store
-            .left_in_reservation(self.reservation)
+        let store = &self.service().engine.store;
+        store.left_in_reservation(self.reservation)
     }
 
     /// Returns where memory goes that is freed to this reservation: to itself, or, once it has ended, to the one that it
@@ -173,31 +170,10 @@ impl Reserved {
     /// # Errors
     /// Returns an error if too little is left, the pool is closed, or the device fails.
     pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Allocation, NoMemory> {
-        if let Some(refusal) = self.service().refusal() {
-            return Err(refusal.into());
-        }
-        let engine = &self.service().engine;
-        let bytes = demand.request.bytes;
-        {
-            let mut state = self.state.lock_with_trash();
-            let (state, trash) = state.parts();
-            keeping::return_kept(&engine.streams, &engine.store, state, trash);
-            // Before it is drawn: its owner may free it at once.
-            state.drawn += bytes;
-        }
-        let drawn = engine.draw(lane, self.reservation, demand.request);
-        match &drawn {
-            Ok(allocation) => {
-                let rounding = demand.rounding_of(allocation.bytes);
-                lane.cache.count(
-                    BlockEvent::Granted(allocation.source),
-                    allocation.bytes,
-                    rounding,
-                );
-            }
-            Err(_) => self.undraw(bytes),
-        }
-        drawn
+        let drawn = self.drawing(lane, demand, |engine, reservation| {
+            engine.draw(lane, reservation, demand.request).map(Some)
+        });
+        drawn.map(|drawn| drawn.expect("it is drawn, or refused"))
     }
 
     /// Draws a part as [`draw`](Self::draw) does, and leaves the rest of the memory where it is.
@@ -210,7 +186,7 @@ impl Reserved {
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |engine, reservation| {
-            engine.draw_in_place(lane, reservation, demand.request)
+            Ok(engine.draw_in_place(lane, reservation, demand.request)?)
         })
     }
 
@@ -225,36 +201,31 @@ impl Reserved {
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |engine, reservation| {
-            engine.draw_at(lane, reservation, (start, demand.request))
+            Ok(engine.draw_at(lane, reservation, (start, demand.request))?)
         })
     }
 
-    fn drawing(
+    fn drawing<E: From<AllocError>>(
         &self,
         lane: &Lane,
         demand: &Demand,
-        draw: impl FnOnce(&Engine, ReservationId) -> Result<Option<Allocation>, DeviceError>,
-    ) -> Result<Option<Allocation>, AllocError> {
+        draw: impl FnOnce(&Engine, ReservationId) -> Result<Option<Allocation>, E>,
+    ) -> Result<Option<Allocation>, E> {
         if let Some(refusal) = self.service().refusal() {
-            return Err(refusal);
+            return Err(refusal.into());
         }
-        // Before it is drawn, as in `draw`.
         let bytes = demand.request.bytes;
-        self.return_kept();
-        self.state.lock().drawn += bytes;
+        self.begin_draw(bytes);
         let drawn = draw(&self.service().engine, self.reservation);
         match &drawn {
             Ok(Some(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
-                lane.cache.count(
-                    BlockEvent::Granted(allocation.source),
-                    allocation.bytes,
-                    rounding,
-                );
+                let event = BlockEvent::Granted(allocation.source);
+                lane.cache.count(event, allocation.bytes, rounding);
             }
             _ => self.undraw(bytes),
         }
-        Ok(drawn?)
+        drawn
     }
 
     /// Draws a part of that size that is kept for the stream, if there is one, with a reference to the registration.
@@ -296,38 +267,40 @@ impl Reserved {
                 spare,
             })
         };
-        let is_kept = keeping::keep(
-            &self.service().engine.streams,
-            &self.service().engine.shared,
-            self.reservation,
-            &self.state,
-            free,
-        );
+        let Engine {
+            streams, shared, ..
+        } = &self.service().engine;
+        let is_kept = keeping::keep(streams, shared, self.reservation, &self.state, free);
         if is_kept {
-            self.service()
-                .publish(Change::Reservation(self.reservation));
+            self.publish();
         }
         is_kept
     }
 
     /// Gives kept parts to the heap, before something else than a stream's next draw looks at the memory.
     fn return_kept(&self) {
+        self.begin_draw(0);
+    }
+
+    /// Gives kept parts to the heap, and counts a part as drawn before it is: its owner may free it at once.
+    fn begin_draw(&self, bytes: u64) {
+        let Engine { streams, store, .. } = &self.service().engine;
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        keeping::return_kept(
-            &self.service().engine.streams,
-            &self.service().engine.store,
-            state,
-            trash,
-        );
+        keeping::return_kept(streams, store, state, trash);
+        state.drawn += bytes;
     }
 
     /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's
     /// scope may draw it.
     pub(crate) fn publish_freed(&self, bytes: u64) {
         self.undraw(bytes);
-        self.service()
-            .publish(Change::Reservation(self.reservation));
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let change = Change::Reservation(self.reservation);
+        self.service().publish(change);
     }
 
     fn undraw(&self, bytes: u64) {
@@ -359,10 +332,8 @@ impl Reserved {
     fn disband(&self) {
         let engine = &self.service().engine;
         let reservation = self.reservation.0.get();
-        engine
-            .store
-            .announcer
-            .tell(|| Fact::Disbanded { reservation });
+        let announcer = &engine.store.announcer;
+        announcer.tell(|| Fact::Disbanded { reservation });
         engine.disband(self.reservation);
     }
 
@@ -395,7 +366,8 @@ impl Reserved {
             by.0.after(by.1)
         };
         let draw = |engine: &Engine, reservation| {
-            order::draw(engine, lane, (by.1, &after), reservation, demand.request)
+            let by = (by.1, &after as _);
+            Ok(order::draw(engine, lane, by, reservation, demand.request)?)
         };
         self.drawing(lane, demand, draw)
     }
@@ -413,17 +385,15 @@ impl Reserved {
         self.drawing(lane, demand, |engine, reservation| {
             let is_current = || held.is_current();
             let held = (&held.ranges, &is_current as &dyn Fn() -> bool);
-            engine.draw_in_exchange(lane, reservation, demand.request, held)
+            Ok(engine.draw_in_exchange(lane, reservation, demand.request, held)?)
         })
     }
 
     /// Adds allocations that are complete, and were charged to the tag.
     pub(crate) fn add(&self, allocations: Allocations) {
         let bytes: u64 = allocations.iter().map(|allocation| allocation.bytes).sum();
-        self.service()
-            .engine
-            .store
-            .add_to_reservation(self.reservation, allocations);
+        let store = &self.service().engine.store;
+        store.add_to_reservation(self.reservation, allocations);
         self.state.lock().size += bytes;
         // A reservation ends by giving all that it has to its parent, as drawn from there.
         let parents = std::iter::successors(self.parent.as_ref(), |parent| parent.parent.as_ref());
@@ -435,8 +405,7 @@ impl Reserved {
         if let Some(account) = self.account() {
             account.count_growth();
         }
-        self.service()
-            .publish(Change::Reservation(self.reservation));
+        self.publish();
     }
 
     /// Returns whether the memory of another reservation can become this one's: no tag is charged for either, no other
@@ -462,11 +431,8 @@ impl Reserved {
     /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
         self.return_kept();
-        let other =
-            self.service()
-                .engine
-                .store
-                .split_reservation(self.reservation, bytes, false)?;
+        let store = &self.service().engine.store;
+        let other = store.split_reservation(self.reservation, bytes, false)?;
         self.state.lock().size -= bytes;
         let (presence, charge) = (self.presence.clone(), (self.tag, self.parent.clone()));
         Some(Self::over(presence, other, bytes, charge, location))
@@ -478,14 +444,9 @@ impl Reserved {
         bytes: u64,
         location: &'static Location<'static>,
     ) -> Option<Self> {
-        this.return_kept();
-        // Before it is drawn, as for a block.
-        this.state.lock().drawn += bytes;
-        let engine = &this.service().engine;
-        let Some(other) = engine
-            .store
-            .split_reservation(this.reservation, bytes, true)
-        else {
+        this.begin_draw(bytes);
+        let store = &this.service().engine.store;
+        let Some(other) = store.split_reservation(this.reservation, bytes, true) else {
             this.undraw(bytes);
             return None;
         };
@@ -496,12 +457,8 @@ impl Reserved {
     /// Ends the reservation. Its remaining memory goes to the pool, or to the reservation that it was taken from. Drawn
     /// parts follow once they are freed.
     pub(crate) fn end(&self) {
-        keeping::end_keeping(
-            &self.service().engine.streams,
-            &self.service().engine.store,
-            self.reservation,
-            &self.state,
-        );
+        let Engine { streams, store, .. } = &self.service().engine;
+        keeping::end_keeping(streams, store, self.reservation, &self.state);
         if self.parent.is_none() {
             self.disband();
         }

@@ -5,7 +5,6 @@ use crate::device::CaptureId;
 use crate::engine::Allocation;
 use crate::error::AllocError;
 use crate::heap::Ranges;
-use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::queue::Demand;
 use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
@@ -30,19 +29,6 @@ pub(crate) struct GraphShare {
     checkpoints: Mutex<Vec<plain::Weak<Allocated>>>,
     /// How often a graph or checkpoint came to [hold](Self::held) more.
     holds: plain::AtomicU64,
-}
-
-/// Where a captured stream allocates: the memory, and the order in which it is reused.
-#[derive(Clone, Debug)]
-pub(crate) struct Route {
-    /// What the graph will use.
-    pub(crate) uses: plain::Arc<GraphUses>,
-    pub(crate) clock: plain::Arc<CaptureClock>,
-    /// The stream's id in the capture.
-    pub(crate) order: StreamId,
-    /// The clocks of other captures of the stream in the same session, which last as long. The body of a conditional node is
-    /// a capture of its own: it runs several times, so that memory freed in it cannot be reused as if it ran once.
-    pub(crate) others: SmallVec<[plain::Arc<CaptureClock>; 1]>,
 }
 
 impl GraphShare {
@@ -90,7 +76,7 @@ impl GraphShare {
     }
 
     /// Counts that more may be held, after that was noted: see [`held`](Self::held).
-    pub(super) fn count_hold(&self) {
+    fn count_hold(&self) {
         self.holds.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -102,7 +88,7 @@ impl GraphShare {
             checkpoints.retain(|known| known.strong_count() > 0);
             checkpoints.push(plain::Arc::downgrade(&ranges));
         }
-        self.holds.fetch_add(1, Ordering::AcqRel);
+        self.count_hold();
         ranges
     }
 
@@ -131,17 +117,23 @@ impl GraphShare {
         }
     }
 
-    /// Makes a graph known whose capture begins.
-    pub(super) fn enter(&self, uses: &plain::Arc<GraphUses>) {
+    /// Begins the uses of a graph whose capture begins.
+    pub(crate) fn begin_graph(self: &plain::Arc<Self>) -> plain::Arc<GraphUses> {
+        let uses = GraphUses::new(Box::new(self.clone()));
         for graphs in [&self.graphs, &self.open] {
             let mut graphs = graphs.lock();
             graphs.retain(|known| known.strong_count() > 0);
-            graphs.push(plain::Arc::downgrade(uses));
+            graphs.push(plain::Arc::downgrade(&uses));
         }
+        for (address, bytes) in self.allocated() {
+            uses.hold(address, bytes);
+        }
+        self.count_hold();
+        uses
     }
 
-    /// Notes that the capture of a graph is over.
-    pub(super) fn leave(&self, uses: &GraphUses) {
+    /// Notes that the capture of a graph is over, and no stream allocates for it any more.
+    pub(crate) fn end_capture(&self, uses: &GraphUses) {
         let mut open = self.open.lock();
         open.retain(|known| !std::ptr::eq(known.as_ptr(), uses));
     }
@@ -239,7 +231,7 @@ impl GraphShare {
         self.draw_from_parts(|part| part.draw_at(lane, start, demand))
     }
 
-    fn draw_from_parts(
+    pub(super) fn draw_from_parts(
         &self,
         draw: impl Fn(&Reserved) -> Result<Option<Allocation>, AllocError>,
     ) -> Result<Option<FromPart>, AllocError> {
@@ -258,26 +250,5 @@ impl GraphShare {
         }
         let parts: Vec<_> = self.parts().iter().map(|part| part.id()).collect();
         self.presence.service.engine.granted_from(&parts)
-    }
-}
-
-impl Route {
-    pub(crate) fn share(&self) -> &plain::Arc<GraphShare> {
-        &self.uses.share
-    }
-
-    /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block
-    /// belongs to as well.
-    ///
-    /// # Errors
-    /// Returns an error if the pool is closed, or the device failed.
-    pub(crate) fn draw(
-        &self,
-        lane: &Arc<Lane>,
-        demand: &Demand,
-    ) -> Result<Option<FromPart>, AllocError> {
-        let by = (&*self.clock, self.order);
-        self.share()
-            .draw_from_parts(|part| part.draw_captured(lane, by, demand))
     }
 }

@@ -4,7 +4,7 @@
 //! before is handed over as a value ([`keep`](GraphUses::keep)), and ends with the graph. A launch is a use on its
 //! stream: later uses come after it, and none begins while the host has access to a block of the graph.
 
-use super::{GraphShare, Registration};
+use super::Registration;
 use crate::device::Kept;
 use crate::heap::Ranges;
 use crate::id::Ticket;
@@ -16,10 +16,7 @@ use std::fmt;
 pub(crate) type Points = SmallVec<[(Arc<Registration>, Ticket); 2]>;
 
 /// See the [module](self).
-pub(crate) struct GraphUses {
-    pub(crate) share: plain::Arc<GraphShare>,
-    state: Mutex<GraphState>,
-}
+pub(crate) struct GraphUses(Mutex<GraphState>);
 
 #[derive(Default)]
 struct GraphState {
@@ -64,23 +61,18 @@ fn add_point(points: &mut Points, registration: &Arc<Registration>, ticket: Tick
 }
 
 impl GraphUses {
-    /// Creates the uses of a graph whose capture begins.
-    pub(crate) fn new(share: &plain::Arc<GraphShare>) -> plain::Arc<Self> {
-        let uses = plain::Arc::new(Self {
-            share: share.clone(),
-            state: Mutex::new(Guards::Registry, GraphState::default()),
-        });
-        share.enter(&uses);
-        for (address, bytes) in share.allocated() {
-            uses.hold(address, bytes);
-        }
-        share.count_hold();
-        uses
+    /// Creates the uses of a graph whose capture begins. The memory that it allocates from ends with it.
+    pub(super) fn new(memory: Kept) -> plain::Arc<Self> {
+        let state = GraphState {
+            kept: vec![memory],
+            ..GraphState::default()
+        };
+        plain::Arc::new(Self(Mutex::new(Guards::Registry, state)))
     }
 
     /// Notes a stream that joined the capture by waiting, whose route ends with it. Returns false if it is over.
     pub(super) fn keep_joined(&self, registration: &Arc<Registration>) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         if !state.is_over {
             state.joined.push(registration.clone());
         }
@@ -89,45 +81,35 @@ impl GraphUses {
 
     /// Notes that a range is allocated, while the graph is being captured.
     pub(super) fn hold(&self, address: u64, bytes: u64) {
-        self.state.lock().held.insert(address, address + bytes);
+        self.0.lock().held.insert(address, address + bytes);
     }
 
-    /// Ends the routes of the streams that joined by waiting.
-    pub(crate) fn end_joined(&self) {
-        let joined = {
-            let mut state = self.state.lock();
-            state.is_over = true;
-            std::mem::take(&mut state.joined)
-        };
-        for registration in &joined {
-            registration.end_route();
-        }
-    }
-
-    /// Notes that the capture is over, and no stream allocates for it any more.
-    pub(crate) fn end_capture(&self) {
-        self.share.leave(self);
+    /// Takes the streams that joined by waiting, and lets no more join.
+    pub(super) fn take_joined(&self) -> Vec<Arc<Registration>> {
+        let mut state = self.0.lock();
+        state.is_over = true;
+        std::mem::take(&mut state.joined)
     }
 
     /// Adds the addresses that launches may use.
     pub(super) fn add_held(&self, ranges: &mut Ranges) {
-        ranges.insert_all(&self.state.lock().held);
+        ranges.insert_all(&self.0.lock().held);
     }
 
     /// Keeps a value until no launch can run any more.
     pub(crate) fn keep(&self, kept: Kept) {
-        self.state.lock().kept.push(kept);
+        self.0.lock().kept.push(kept);
     }
 
     /// Notes the point after which a block was granted that captured work names.
     pub(crate) fn record_grant(&self, home: &Arc<Registration>, after: Ticket) {
-        let complete = add_point(&mut self.state.lock().grants, home, after);
+        let complete = add_point(&mut self.0.lock().grants, home, after);
         drop(complete);
     }
 
     /// Returns the points that a launch comes after.
     pub(crate) fn grants(&self) -> Points {
-        self.state.lock().grants.clone()
+        self.0.lock().grants.clone()
     }
 
     /// Begins a launch.
@@ -135,7 +117,7 @@ impl GraphUses {
     /// # Errors
     /// While a block that it uses is absent, returns the name of that memory; while the host has access to one, `None`.
     pub(crate) fn begin_launch(&self) -> Result<Launching<'_>, Option<plain::Arc<str>>> {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         if state.host_guards > 0 {
             return Err(state.absent.first().cloned());
         }
@@ -145,17 +127,17 @@ impl GraphUses {
 
     /// Returns the launches that may not be complete.
     pub(crate) fn launches(&self) -> Points {
-        self.state.lock().launches.clone()
+        self.0.lock().launches.clone()
     }
 
     /// Lets the host in: from now on no launch begins. Waits, as for a lock, until the calls of launches have returned.
     fn let_host_in(&self, absent: Option<&plain::Arc<str>>) {
         {
-            let mut state = self.state.lock();
+            let mut state = self.0.lock();
             state.host_guards += 1;
             state.absent.extend(absent.cloned());
         }
-        while self.state.lock().submitting > 0 {
+        while self.0.lock().submitting > 0 {
             yield_now();
         }
     }
@@ -168,14 +150,14 @@ pub(crate) struct Launching<'a>(&'a GraphUses);
 impl Launching<'_> {
     /// Notes that the launch was submitted, before a point of a stream.
     pub(crate) fn submitted(self, registration: &Arc<Registration>, point: Ticket) {
-        let complete = add_point(&mut self.0.state.lock().launches, registration, point);
+        let complete = add_point(&mut self.0.0.lock().launches, registration, point);
         drop(complete);
     }
 }
 
 impl Drop for Launching<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().submitting -= 1;
+        self.0.0.lock().submitting -= 1;
     }
 }
 
@@ -187,26 +169,14 @@ pub(crate) struct HostAccess {
 }
 
 impl HostAccess {
-    pub(crate) fn begin(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>) -> Self {
-        Self::of(graphs, None)
-    }
-
-    /// Begins for an absence of the memory with this name.
-    pub(crate) fn of_absence(
+    /// Begins an access of the host, or an absence of the memory with a name.
+    pub(crate) fn begin(
         graphs: SmallVec<[plain::Arc<GraphUses>; 1]>,
-        memory: &plain::Arc<str>,
+        absent: Option<&plain::Arc<str>>,
     ) -> Self {
-        Self::of(graphs, Some(memory.clone()))
-    }
-
-    fn of(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>, absent: Option<plain::Arc<str>>) -> Self {
-        let begun = Self { graphs, absent };
-        let absent = begun.absent.as_ref();
-        begun
-            .graphs
-            .iter()
-            .for_each(|graph| graph.let_host_in(absent));
-        begun
+        graphs.iter().for_each(|graph| graph.let_host_in(absent));
+        let absent = absent.cloned();
+        Self { graphs, absent }
     }
 
     /// Returns the launches of these graphs that may not be complete.
@@ -218,7 +188,7 @@ impl HostAccess {
 impl Drop for HostAccess {
     fn drop(&mut self) {
         for graph in &self.graphs {
-            let mut state = graph.state.lock();
+            let mut state = graph.0.lock();
             state.host_guards -= 1;
             if let Some(absent) = &self.absent {
                 let at = state.absent.iter().position(|name| name == absent);
@@ -230,7 +200,7 @@ impl Drop for HostAccess {
 
 impl fmt::Debug for GraphUses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state.lock();
+        let state = self.0.lock();
         f.debug_struct("GraphUses")
             .field("kept", &state.kept.len())
             .field("launched_on", &state.launches.len())

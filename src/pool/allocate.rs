@@ -219,7 +219,9 @@ impl<H: Handles> Kind for ForBlock<H> {
         if !is_own || registration.observers.is_some() {
             pool.presence.expect_own(registration, caller.location)?;
         }
-        if let Some(route) = registration.route() {
+        if registration.lane.cache.is_captured()
+            && let Some(route) = Route::of(registration)
+        {
             return self.take_captured(&route, caller).map(Begun::Taken);
         }
         if let Some(room) = self.room {
@@ -280,7 +282,9 @@ fn take_charged(
     layout: Layout,
     tag: Tag,
 ) -> Option<Block> {
-    let rounded = plain_size(pool, registration, layout)?;
+    let Some(rounded) = plain_size(pool, registration, layout) else {
+        return none_is_plain();
+    };
     let service = &registration.service;
     let account = service.queue.accounts.of(tag);
     account.charge(rounded).ok()?;
@@ -290,6 +294,13 @@ fn take_charged(
         None => service.uncharge(tag, rounded),
     }
     taken
+}
+
+/// Tells the compiler that the plain case is the usual one: it has many conditions.
+#[cold]
+#[inline(never)]
+fn none_is_plain() -> Option<Block> {
+    None
 }
 
 /// Takes the plain case of a size that has no stack, or of an ordered source of segments. A size that has a stack was
@@ -384,7 +395,7 @@ impl Kind for ForBlocks<'_> {
     fn begin(&self, attempt: Attempt) -> Result<Begun<Vec<Block>>, AllocError> {
         let presence = &self.handles.pool.presence;
         presence.expect_own(self.handles.registration, attempt.caller.location)?;
-        if let Some(route) = self.handles.registration.route() {
+        if let Some(route) = Route::of(self.handles.registration) {
             let layouts = self.layouts.iter();
             let blocks = layouts.map(|layout| {
                 captured::allocate(self.handles.registration, &route, *layout, attempt.caller)

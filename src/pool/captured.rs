@@ -33,19 +33,19 @@ pub(crate) fn allocate(
     let route = &present(registration, route)?;
     let draw = || route.draw(&registration.lane, &demand);
     let (memory, after) = (
-        (&**registration, &**route.share()),
+        (&**registration, &*route.share),
         route.clock.after(route.order),
     );
     match draw_or_grow(memory, &demand, caller, (route.order, &after), draw)? {
         Some((allocation, part)) => {
             let block = Block::reserved(registration, allocation, &demand, caller, &part, false)?;
-            Ok(block.of_graph_memory(route.share(), Some(route)))
+            Ok(block.of_graph_memory(&route.share, Some(route)))
         }
         None => {
-            let (left, largest) = route.share().left();
+            let (left, largest) = route.share.left();
             Err(AllocError::NotReservedForCapture {
                 requested: demand.request.bytes,
-                size: route.share().size(),
+                size: route.share.size(),
                 left,
                 largest,
             })
@@ -74,8 +74,8 @@ fn present(registration: &Registration, route: &Route) -> Result<Route, AllocErr
         .noted(unsafe { captures.capture_of(lane.raw) })?;
     match present.filter(|present| *present != known) {
         Some(present) => {
-            let clock = route.share().clock_of(present);
-            let further = registration.continue_route(&route.clock, clock);
+            let clock = route.share.clock_of(present);
+            let further = route.go_on(registration, clock);
             Ok(further.unwrap_or_else(|| route.clone()))
         }
         _ => Ok(route.clone()),

@@ -90,16 +90,15 @@ impl ForGrowth<'_> {
         let block = &*self.block;
         let registration = block.registration();
         let settings = &registration.service.engine.shared.settings;
-        let step = match block.has_room() {
+        let place = block.place_to_grow().filter(|_| settings.is_pooled);
+        let (placement, has_room) = place.ok_or(AllocError::NoRoom { room: 0 })?;
+        let step = match has_room {
             true => chunk_of(registration)?,
             false => settings.alignment,
         };
-        if block.is_reserved() || block.is_outside() || !settings.is_pooled {
-            return Err(AllocError::NoRoom { room: 0 });
-        }
         let mut demand = rounded(registration, self.bytes, step, block.tag())?;
         demand.is_of_holder = true;
-        Ok(Ask::one(demand, block.placement_above()))
+        Ok(Ask::one(demand, placement))
     }
 }
 

@@ -42,13 +42,43 @@ impl Pool {
 impl<'a> Inspect<'a> {
     /// Returns what the pool is: its name, its memory, its capacity, and its device.
     pub fn describe(self) -> PoolDescription {
-        PoolDescription::of(&self.pool.presence)
+        let presence = &self.pool.presence;
+        let engine = &presence.service.engine;
+        let settings = &engine.shared.settings;
+        let device = engine.shared.device.describe();
+        let mut told = PoolDescription::of(device, settings.upstream, settings.kind);
+        told.name = presence.name.as_deref().map(Into::into);
+        told.segment_owner = settings
+            .has_source
+            .then(|| settings.segments.properties().owner);
+        told.is_passed_through = settings.is_ordered;
+        told.is_virtual = settings.geometry.virtual_memory;
+        told.is_pooled = settings.is_pooled;
+        told.capacity = engine.store.capacity();
+        told.chunk_bytes = settings.geometry.chunk_bytes;
+        told.release_threshold = engine.maintenance.threshold();
+        told.queue_limit = presence.service.queue.queue_limit();
+        told
     }
 
     /// Returns how the pool is: whether its device works, whether it is closed, and how many requests wait for how
     /// long. Takes time in proportion to the number of waiters.
     pub fn health(self) -> Health {
-        Health::of(&self.pool.presence)
+        let service = self.pool.service();
+        let shared = &service.engine.shared;
+        let now = shared.device.now();
+        let oldest = service.queue.oldest();
+        let lender = service.engine.store.lease.lender.as_ref();
+        let mut health = Health::default();
+        health.fault = shared.fault();
+        // In this order: a closed pool is stopping.
+        health.is_closed = shared.is_closed();
+        health.is_stopping = shared.is_stopping();
+        health.is_draining = shared.is_draining();
+        health.source_trouble = lender.and_then(|lender| lender.trouble());
+        health.waiting = service.queue.waiting();
+        health.oldest_wait = oldest.map(|since| now.saturating_sub(since));
+        health
     }
 
     /// Returns all segments and blocks as they are now. Where an

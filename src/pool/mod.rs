@@ -35,7 +35,6 @@ mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
-mod info;
 mod inspect;
 mod layout;
 mod maintain;
@@ -54,7 +53,6 @@ pub use builder::{Capacity, FillAt, PoolBuilder};
 pub use charge::ChargeFor;
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
-pub use info::{Health, PoolDescription};
 pub use inspect::Inspect;
 pub use layout::Layout;
 pub use maintain::Maintain;
@@ -64,6 +62,7 @@ pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
 pub use tuning::Tuning;
 pub use weak::WeakPool;
+pub use weirpool_measure::{Health, PoolDescription};
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
 use own_stream::OwnStream;

@@ -54,7 +54,6 @@ mod unclaimed;
 mod waiter;
 mod waiters;
 mod waiting;
-mod waiting_request;
 mod wakers;
 
 pub(crate) use attempt::{Ask, Asker, Denied, error_of, try_now};
@@ -68,7 +67,7 @@ pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
 pub(crate) use tenancy::Tenant;
 pub(crate) use waiting::{Made, Waiting};
-pub use waiting_request::WaitingRequest;
 pub(crate) use wakers::start;
+pub use weirpool_measure::WaitingRequest;
 pub(crate) use weirpool_queue::Rules;
 pub use weirpool_queue::{Overtaking, QueueLimit, Terms};

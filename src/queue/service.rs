@@ -348,21 +348,15 @@ impl Service {
 
     pub(crate) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.waiting();
-        let shortfall = figures::shortfall(&self.engine, demand.request, waiting);
-        Shortfall {
-            expected_wait: self.expected_wait(None, demand.tag, demand.request.bytes),
-            tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
-            ..shortfall
-        }
+        let mut shortfall = figures::shortfall(&self.engine, demand.request, waiting);
+        shortfall.expected_wait = self.expected_wait(None, demand.tag, demand.request.bytes);
+        shortfall.tag = demand.tag.and_then(|tag| self.shortfall_of(tag));
+        shortfall
     }
 
     fn shortfall_of(&self, tag: Tag) -> Option<TagShortfall> {
         let account = self.queue.accounts.of(tag);
-        Some(TagShortfall {
-            tag,
-            used: account.charged(),
-            limit: account.limit()?,
-        })
+        Some(TagShortfall::of(tag, account.charged(), account.limit()?))
     }
 
     /// Returns whether others hold what the pool lacks, and may release it: the source of the capacity is asked, or the device refuses

@@ -14,6 +14,7 @@
 //! pool alive: a forgotten future leaks its memory, and no more.
 
 use super::Demand;
+use super::WaitingRequest;
 use crate::engine::{Allocations, Expected, Parts};
 use crate::error::AllocError;
 use crate::id::ReservationId;
@@ -93,6 +94,16 @@ enum WaiterState {
 const NEVER: u64 = u64::MAX;
 
 impl Waiter {
+    /// Returns the request as plain data.
+    pub(super) fn listed(&self, now: Duration) -> WaitingRequest {
+        let (bytes, site) = (self.demand.request.bytes, self.location.into());
+        let mut listed = WaitingRequest::of(bytes, self.lane.id, site);
+        listed.tag = self.demand.tag;
+        listed.is_over_limit = self.is_throttled();
+        listed.waited = now.saturating_sub(self.entry.since);
+        listed
+    }
+
     pub(super) fn new(origin: WaiterOrigin, waker: Waker) -> Self {
         let state = WaiterState::Waiting {
             waker: Some(Foreign::new(waker)),

@@ -7,7 +7,6 @@
 
 use super::scopes::Scopes;
 use super::waiter::{Waiter, WaiterOrigin};
-use super::waiting_request::WaitingRequest;
 use super::{Demand, Rules};
 use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
@@ -15,6 +14,7 @@ use crate::heap::Placement;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Accounts, Tag, WaitOutcome, Waits};
+use crate::queue::WaitingRequest;
 use crate::sync::plain;
 use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
 use smallvec::SmallVec;
@@ -495,7 +495,9 @@ impl Waiters {
             }
             list.extend(part.into_iter().map(|(waiter, expected)| {
                 let waiter = waiter.into_inner();
-                WaitingRequest::of(&waiter, now, expected)
+                let mut listed = waiter.listed(now);
+                listed.expected_wait = expected;
+                listed
             }));
         }
     }

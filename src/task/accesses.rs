@@ -1,6 +1,6 @@
 //! The memory that submitted work uses, and how.
 
-use crate::block::{Access, Block};
+use crate::block::{Access, Block, Part};
 use crate::buffer::{Buffer, SliceMut};
 use crate::device::{Argument, HostUse};
 use crate::error::StreamError;
@@ -59,7 +59,7 @@ impl<'s> AccessOrder<'s> {
     /// Holds the memory of a block until the work is submitted.
     fn hold(&mut self, block: &Block) -> Result<(), StreamError> {
         self.held
-            .extend(block.hold_for(self.stream.registration())?);
+            .extend(block.uses().hold_for(self.stream.registration())?);
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl Memory for Block {
         } else {
             Access::Read
         };
-        self.argument(stream, access, 0..self.size())
+        Part::whole(self, access).argument(stream)
     }
 }
 
@@ -174,7 +174,7 @@ impl<T> Memory for SliceMut<'_, T> {
 
     fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
         let access = if is_write { Access::Part } else { Access::Read };
-        self.argument(stream, access)
+        self.as_part(access).argument(stream)
     }
 }
 
@@ -214,9 +214,11 @@ impl<'a> Accesses for Unordered<'a> {
         order.hold(block)?;
         let stream = order.stream;
         let argument = match self {
-            Self::Once(block) => block.argument(stream, Access::Any, 0..block.size()),
-            Self::UntilFreed(block) => block.argument(stream, Access::Always, 0..block.size()),
-            Self::ByCaller(block) => block.argument_ordered_by_user(stream),
+            Self::Once(block) => Part::whole(block, Access::Any).argument(stream),
+            Self::UntilFreed(block) => Part::whole(block, Access::Always).argument(stream),
+            Self::ByCaller(block) => {
+                Part::whole(block, Access::Always).argument_ordered_by_user(stream)
+            }
         };
         Ok(order.add(argument?, true))
     }

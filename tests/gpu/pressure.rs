@@ -5,7 +5,6 @@ use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use futures::executor::block_on;
 use std::time::Duration;
-use weirpool::Pool;
 use weirpool::device::MemoryKind;
 use weirpool::{AllocError, Pool, Source, Stream};
 

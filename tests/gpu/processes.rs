@@ -10,7 +10,6 @@ use cudarc::driver::{CudaContext, CudaStream, result};
 use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::Pool;
 use weirpool::device::MemoryKind;
 use weirpool::{AllocError, Block, Pool, Stream};
 

@@ -289,7 +289,7 @@ unsafe impl Captures for CudaDevice {
         _location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         const CALL: &str = "copy";
-        if self.is_of_host(address, bytes.len() as u64) {
+        if self.inner.plain.is_of_host(address, bytes.len() as u64) {
             let reason = "a copy into the host's memory is made by the host, which a graph does not launch; copy \
                           before the capture";
             let kind = DeviceErrorKind::Unsupported;

@@ -174,17 +174,21 @@ unsafe impl Device for CudaDevice {
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        self.allocate_plain(kind, bytes)
+        self.inner.facts.check_kind("allocate", kind)?;
+        let _visit = self.memory_call("allocate")?;
+        let step = self.inner.facts.step();
+        self.inner.plain.allocate(kind, bytes, step)
     }
 
     unsafe fn free(&self, kind: MemoryKind, address: u64, _bytes: u64) -> Result<(), DeviceError> {
+        let _visit = self.memory_call("free")?;
         // SAFETY: the caller's guarantee.
-        unsafe { self.free_plain(kind, address) }
+        unsafe { self.inner.plain.free(kind, address) }
     }
 
     /// Returns the address itself: host and device have one address space.
     fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
-        let kind = self.kind_of(address, bytes)?;
+        let kind = self.inner.plain.kind_of(address, bytes)?;
         let start = NonNull::new(address as *mut u8);
         start.filter(|_| kind.is_seen_by_host())
     }

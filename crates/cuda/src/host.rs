@@ -7,7 +7,7 @@
 use super::CudaDevice;
 use super::host_work::call_in_order;
 use cudarc::driver::sys::{CUresult, CUstream};
-use weirpool_device::{Device, DeviceError, DeviceErrorKind, MemoryKind, RawEvent, Transfer};
+use weirpool_device::{Device, DeviceError, RawEvent, Transfer};
 
 /// A complete copy by the host. Its event was never recorded, and so counts as complete.
 struct Arrived {
@@ -24,7 +24,10 @@ impl CudaDevice {
         address: u64,
         bytes: &[u8],
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        let target = self.seen_by_host("upload", address, bytes.len() as u64)?;
+        let target = self
+            .inner
+            .plain
+            .seen_by_host("upload", address, bytes.len() as u64)?;
         // SAFETY: the segment has these bytes, which no other use touches now, as the caller guarantees. `bytes` is
         // borrowed from elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
@@ -38,7 +41,7 @@ impl CudaDevice {
         address: u64,
         bytes: u64,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        let source = self.seen_by_host("download", address, bytes)?;
+        let source = self.inner.plain.seen_by_host("download", address, bytes)?;
         let mut read = vec![0; bytes as usize];
         // SAFETY: the segment has these bytes, which no other use writes now, as the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(source, read.as_mut_ptr(), read.len()) };
@@ -53,37 +56,10 @@ impl CudaDevice {
         bytes: u64,
         value: u8,
     ) -> Result<(), DeviceError> {
-        let target = self.seen_by_host("fill", address, bytes)?;
+        let target = self.inner.plain.seen_by_host("fill", address, bytes)?;
         // SAFETY: the segment has these bytes, which no other use touches now, as the caller guarantees.
         unsafe { std::ptr::write_bytes(target, value, bytes as usize) };
         Ok(())
-    }
-
-    /// Returns the host's pointer to a range.
-    ///
-    /// # Errors
-    /// Returns an error if the host cannot see the whole range.
-    fn seen_by_host(
-        &self,
-        call: &'static str,
-        address: u64,
-        bytes: u64,
-    ) -> Result<*mut u8, DeviceError> {
-        let kind = self.kind_of(address, bytes);
-        if kind.is_some_and(MemoryKind::is_seen_by_host) {
-            return Ok(address as *mut u8);
-        }
-        let reason = format!(
-            "the host does not see {bytes} bytes at {address:#x}; copy them, or use memory that the host sees"
-        );
-        let invalid = DeviceErrorKind::InvalidArgument;
-        Err(DeviceError::new(call, invalid, reason))
-    }
-
-    /// Returns whether the range is page-locked memory of the host.
-    pub(super) fn is_of_host(&self, address: u64, bytes: u64) -> bool {
-        let kind = self.kind_of(address, bytes);
-        kind.is_some_and(MemoryKind::is_of_host)
     }
 
     fn arrived(&self, bytes: Vec<u8>) -> Result<Box<dyn Transfer>, DeviceError> {

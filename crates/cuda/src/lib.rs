@@ -78,7 +78,7 @@ use facts::Facts;
 use host_work::Words;
 pub use listing::Listed;
 use peers::PlainUsers;
-use plain::Segments;
+use plain::PlainMemory;
 use pools::PoolState;
 use staging::Stages;
 use std::collections::HashMap;
@@ -126,7 +126,7 @@ struct Inner {
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
     words: Words,
-    segments: Mutex<Segments>,
+    plain: PlainMemory,
     pools: PoolState,
     plain_users: PlainUsers,
     captured: CapturedStreams,
@@ -193,7 +193,7 @@ impl CudaBuilder {
                 streams: Mutex::default(),
                 stages: Stages::default(),
                 words: Words::default(),
-                segments: Mutex::default(),
+                plain: PlainMemory::default(),
                 pools: PoolState::default(),
                 plain_users: PlainUsers::default(),
                 captured: CapturedStreams::default(),

@@ -69,7 +69,7 @@ impl CudaDevice {
             from, to, bytes, ..
         } = *copy;
         let (size, stream) = (bytes as usize, handle(stream));
-        let is_of_host = |address| self.is_of_host(address, bytes);
+        let is_of_host = |address| self.inner.plain.is_of_host(address, bytes);
         let enqueued = if is_of_host(from.address) && is_of_host(to.address) {
             let (target, source) = (to.address as *mut u8, from.address as *const u8);
             // SAFETY: the caller guarantees both ranges until the copy is complete.

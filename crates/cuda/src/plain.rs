@@ -2,15 +2,15 @@
 //!
 //! Freeing any of it waits for all work of the device.
 
-use super::CudaDevice;
 use super::driver::check;
 use cudarc::driver::sys::{self, CUmemAttach_flags};
 use std::collections::{BTreeMap, BTreeSet};
+use weirpool_device::plain::Mutex;
 use weirpool_device::{DeviceError, DeviceErrorKind, MemoryKind};
 
 /// The plain memory that the driver allocated.
 #[derive(Debug, Default)]
-pub(super) struct Segments {
+struct Segments {
     /// By address.
     live: BTreeMap<u64, Segment>,
     /// Kinds that the driver aligned to less than the device's granularity: later requests ask for more, and round
@@ -29,6 +29,10 @@ struct Segment {
     own: u64,
 }
 
+/// The plain memory of a device, and the memory of its pools that the host sees.
+#[derive(Debug, Default)]
+pub(super) struct PlainMemory(Mutex<Segments>);
+
 impl Segments {
     fn take_out(&mut self, kind: MemoryKind, address: u64) -> Result<Segment, DeviceError> {
         let segment = self.live.get(&address).copied();
@@ -42,71 +46,50 @@ impl Segments {
         self.live.remove(&address);
         Ok(segment)
     }
-
-    /// Notes a block of one of the driver's pools, in memory that the host sees.
-    pub(super) fn record_pooled(&mut self, kind: MemoryKind, address: u64, bytes: u64) {
-        let own = address;
-        self.live.insert(address, Segment { kind, bytes, own });
-    }
-
-    /// Forgets a block of one of the driver's pools, if it was noted. Returns the kind and bytes.
-    pub(super) fn forget_pooled(&mut self, address: u64) -> Option<(MemoryKind, u64)> {
-        let segment = self.live.remove(&address);
-        segment.map(|segment| (segment.kind, segment.bytes))
-    }
-
-    /// Returns the kind of a range, if it lies in one segment.
-    fn kind_of(&self, address: u64, bytes: u64) -> Option<MemoryKind> {
-        let (start, segment) = self.live.range(..=address).next_back()?;
-        let end = address.checked_add(bytes)?;
-        (end <= start + segment.bytes).then_some(segment.kind)
-    }
 }
 
-impl CudaDevice {
-    pub(super) fn allocate_plain(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        self.inner.facts.check_kind("allocate", kind)?;
-        let _visit = self.memory_call("allocate")?;
-        let own = self.take_padded(kind, bytes)?;
-        let address = own.next_multiple_of(self.inner.facts.step());
+impl PlainMemory {
+    /// Allocates memory at a multiple of `step`, the granularity. The context is current.
+    pub(super) fn allocate(
+        &self,
+        kind: MemoryKind,
+        bytes: u64,
+        step: u64,
+    ) -> Result<u64, DeviceError> {
+        let own = self.take_padded(kind, bytes, step)?;
+        let address = own.next_multiple_of(step);
         let segment = Segment { kind, bytes, own };
-        self.inner.segments.lock().live.insert(address, segment);
+        self.0.lock().live.insert(address, segment);
         Ok(address)
     }
 
     /// Allocates memory that holds `bytes` bytes at a multiple of the granularity.
-    fn take_padded(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        let step = self.inner.facts.step();
+    fn take_padded(&self, kind: MemoryKind, bytes: u64, step: u64) -> Result<u64, DeviceError> {
         let padded = bytes.saturating_add(step);
-        if self.inner.segments.lock().padded.contains(&kind) {
+        if self.0.lock().padded.contains(&kind) {
             return take(kind, padded);
         }
         let own = take(kind, bytes)?;
         if own % step == 0 {
             return Ok(own);
         }
-        let mut segments = self.inner.segments.lock();
+        let mut segments = self.0.lock();
         segments.padded.insert(kind);
         segments.unaligned.push((kind, own));
         drop(segments);
         take(kind, padded).inspect_err(|_| self.give_unaligned())
     }
 
-    /// Frees plain memory. Waits for all work of the device.
+    /// Frees plain memory. Waits for all work of the device. The context is current.
     ///
     /// # Safety
     /// No work that touches the memory is running or submitted.
-    pub(super) unsafe fn free_plain(
-        &self,
-        kind: MemoryKind,
-        address: u64,
-    ) -> Result<(), DeviceError> {
-        let _visit = self.memory_call("free")?;
+    pub(super) unsafe fn free(&self, kind: MemoryKind, address: u64) -> Result<(), DeviceError> {
         // Before the driver frees it: from then on another allocation may get the address.
-        let segment = self.inner.segments.lock().take_out(kind, address)?;
+        let segment = self.0.lock().take_out(kind, address)?;
         // SAFETY: `take` allocated it, and the caller guarantees that no work uses it.
         unsafe { give(kind, segment.own) }.inspect_err(|_| {
-            self.inner.segments.lock().live.insert(address, segment);
+            self.0.lock().live.insert(address, segment);
         })?;
         self.give_unaligned();
         Ok(())
@@ -114,7 +97,7 @@ impl CudaDevice {
 
     /// Frees the unaligned memory. Memory that the driver refuses to free is leaked.
     fn give_unaligned(&self) {
-        let unaligned = std::mem::take(&mut self.inner.segments.lock().unaligned);
+        let unaligned = std::mem::take(&mut self.0.lock().unaligned);
         for (kind, own) in unaligned {
             // SAFETY: `take` allocated it, and it was never handed out.
             let _ = unsafe { give(kind, own) };
@@ -123,7 +106,50 @@ impl CudaDevice {
 
     /// Returns the kind of a range, if it is plain memory in one piece.
     pub(super) fn kind_of(&self, address: u64, bytes: u64) -> Option<MemoryKind> {
-        self.inner.segments.lock().kind_of(address, bytes)
+        let segments = self.0.lock();
+        let (start, segment) = segments.live.range(..=address).next_back()?;
+        let end = address.checked_add(bytes)?;
+        (end <= start + segment.bytes).then_some(segment.kind)
+    }
+
+    /// Notes a block of one of the driver's pools, in memory that the host sees.
+    pub(super) fn record_pooled(&self, kind: MemoryKind, address: u64, bytes: u64) {
+        let own = address;
+        let segment = Segment { kind, bytes, own };
+        self.0.lock().live.insert(address, segment);
+    }
+
+    /// Forgets a block of one of the driver's pools, if it was noted. Returns the kind and bytes.
+    pub(super) fn forget_pooled(&self, address: u64) -> Option<(MemoryKind, u64)> {
+        let segment = self.0.lock().live.remove(&address);
+        segment.map(|segment| (segment.kind, segment.bytes))
+    }
+
+    /// Returns the host's pointer to a range.
+    ///
+    /// # Errors
+    /// Returns an error if the host cannot see the whole range.
+    pub(super) fn seen_by_host(
+        &self,
+        call: &'static str,
+        address: u64,
+        bytes: u64,
+    ) -> Result<*mut u8, DeviceError> {
+        let kind = self.kind_of(address, bytes);
+        if kind.is_some_and(MemoryKind::is_seen_by_host) {
+            return Ok(address as *mut u8);
+        }
+        let reason = format!(
+            "the host does not see {bytes} bytes at {address:#x}; copy them, or use memory that the host sees"
+        );
+        let invalid = DeviceErrorKind::InvalidArgument;
+        Err(DeviceError::new(call, invalid, reason))
+    }
+
+    /// Returns whether the range is page-locked memory of the host.
+    pub(super) fn is_of_host(&self, address: u64, bytes: u64) -> bool {
+        let kind = self.kind_of(address, bytes);
+        kind.is_some_and(MemoryKind::is_of_host)
     }
 }
 
@@ -176,16 +202,16 @@ mod tests {
 
     #[test]
     fn range_has_a_kind_only_inside_one_segment() {
-        let mut segments = Segments::default();
+        let memory = PlainMemory::default();
         for (at, kind) in [(4, MemoryKind::Pinned), (5, MemoryKind::Managed)] {
             let segment = Segment {
                 kind,
                 bytes: STEP,
                 own: at * STEP,
             };
-            segments.live.insert(at * STEP, segment);
+            memory.0.lock().live.insert(at * STEP, segment);
         }
-        let found = |address, bytes| segments.kind_of(address, bytes);
+        let found = |address, bytes| memory.kind_of(address, bytes);
         assert_eq!(found(4 * STEP, STEP), Some(MemoryKind::Pinned));
         assert_eq!(found(5 * STEP - 1, 1), Some(MemoryKind::Pinned));
         assert_eq!(found(5 * STEP, 1), Some(MemoryKind::Managed));

@@ -52,6 +52,39 @@ pub(super) struct PoolState {
 }
 
 impl PoolState {
+    /// Returns the stream for memory that is not of a stream's order. The context is current.
+    fn own_stream(&self, call: &'static str) -> Result<CUstream, DeviceError> {
+        let present = *self.stream.lock();
+        if present != 0 {
+            return Ok(present as CUstream);
+        }
+        let mut created = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the call writes to `created`.
+        check(call, unsafe { sys::cuStreamCreate(&mut created, flags) })?;
+        let kept = {
+            let mut stream = self.stream.lock();
+            if *stream == 0 {
+                *stream = created as u64;
+            }
+            *stream as CUstream
+        };
+        if kept != created {
+            // SAFETY: another thread created one meanwhile, and no other code knows this one.
+            let _ = unsafe { sys::cuStreamDestroy_v2(created) };
+        }
+        Ok(kept)
+    }
+
+    /// Returns the kind of a pool's memory if the host sees it.
+    #[inline]
+    fn kind_seen(&self, pool: RawPool) -> Option<MemoryKind> {
+        if !self.has_seen.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.seen_by_host.lock().get(&pool).copied()
+    }
+
     /// Lets the driver's pools hear of an event that is complete. They release memory above their threshold when the
     /// host synchronizes, and a query is no synchronization to them. This one does not wait.
     ///
@@ -146,30 +179,6 @@ fn is_flag(attribute: PoolAttribute) -> bool {
 }
 
 impl CudaDevice {
-    /// Returns the stream for memory that is not of a stream's order. The context is current.
-    fn pool_stream(&self, call: &'static str) -> Result<CUstream, DeviceError> {
-        let present = *self.inner.pools.stream.lock();
-        if present != 0 {
-            return Ok(present as CUstream);
-        }
-        let mut created = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the call writes to `created`.
-        check(call, unsafe { sys::cuStreamCreate(&mut created, flags) })?;
-        let kept = {
-            let mut stream = self.inner.pools.stream.lock();
-            if *stream == 0 {
-                *stream = created as u64;
-            }
-            *stream as CUstream
-        };
-        if kept != created {
-            // SAFETY: another thread created one meanwhile, and no other code knows this one.
-            let _ = unsafe { sys::cuStreamDestroy_v2(created) };
-        }
-        Ok(kept)
-    }
-
     /// Allocates from a pool in the order of a stream. The context is current.
     ///
     /// # Safety
@@ -190,16 +199,6 @@ impl CudaDevice {
     unsafe fn give_to(own: u64, stream: CUstream) -> Result<(), DeviceError> {
         // SAFETY: the caller's guarantee.
         check("free_to", unsafe { sys::cuMemFreeAsync(own, stream) })
-    }
-
-    /// Returns the kind of a pool's memory if the host sees it.
-    #[inline]
-    fn kind_seen(&self, pool: RawPool) -> Option<MemoryKind> {
-        let pools = &self.inner.pools;
-        if !pools.has_seen.load(Ordering::Relaxed) {
-            return None;
-        }
-        pools.seen_by_host.lock().get(&pool).copied()
     }
 
     /// Begins an allocation or a free in the order of a stream. Fails for a default stream that is captured.
@@ -278,7 +277,7 @@ impl CudaDevice {
     ) -> Result<u64, DeviceError> {
         let call = "allocate_from";
         let _visit = self.memory_call(call)?;
-        let own = self.pool_stream(call)?;
+        let own = self.inner.pools.own_stream(call)?;
         // SAFETY: the caller guarantees the pool; the stream is the device's own.
         let address = unsafe { self.take_aligned(pool, bytes, alignment, own) }?;
         // SAFETY: the stream is the device's own.
@@ -322,7 +321,7 @@ impl CudaDevice {
     unsafe fn free_complete(&self, pool: RawPool, address: u64) -> Result<(), DeviceError> {
         let call = "free_to";
         let _visit = self.memory_call(call)?;
-        let own = self.pool_stream(call)?;
+        let own = self.inner.pools.own_stream(call)?;
         // SAFETY: the caller's guarantee.
         unsafe { self.give_recorded(pool, address, own) }?;
         // With it, the driver releases memory above the threshold. The block is gone in any case.
@@ -364,8 +363,8 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         // Before the driver frees it: from then on another allocation may get the address.
         let padded = self.inner.pools.padded.lock().remove(&address);
-        let seen = match self.kind_seen(pool) {
-            Some(_) => self.inner.segments.lock().forget_pooled(address),
+        let seen = match self.inner.pools.kind_seen(pool) {
+            Some(_) => self.inner.plain.forget_pooled(address),
             None => None,
         };
         // SAFETY: the caller guarantees the order of the uses.
@@ -375,8 +374,7 @@ impl CudaDevice {
                 self.inner.pools.padded.lock().insert(address, own);
             }
             if let Some((kind, bytes)) = seen {
-                let mut segments = self.inner.segments.lock();
-                segments.record_pooled(kind, address, bytes);
+                self.inner.plain.record_pooled(kind, address, bytes);
             }
         })
     }
@@ -384,11 +382,8 @@ impl CudaDevice {
     /// Notes a block that the host may access.
     #[inline]
     fn record_if_seen(&self, pool: RawPool, address: u64, bytes: u64) {
-        if let Some(kind) = self.kind_seen(pool) {
-            self.inner
-                .segments
-                .lock()
-                .record_pooled(kind, address, bytes);
+        if let Some(kind) = self.inner.pools.kind_seen(pool) {
+            self.inner.plain.record_pooled(kind, address, bytes);
         }
     }
 
@@ -693,7 +688,7 @@ unsafe impl DriverPools for CudaDevice {
         if is_enough {
             return Ok(address);
         }
-        let order = self.pool_stream(call)?;
+        let order = self.inner.pools.own_stream(call)?;
         // SAFETY: nothing uses the block; the stream is the device's own.
         let _ = unsafe { Self::give_to(address, order) };
         range?;

@@ -43,7 +43,7 @@ impl CudaDevice {
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start(), bytes.len());
         }
-        let is_of_host = self.is_of_host(address, bytes.len() as u64);
+        let is_of_host = self.inner.plain.is_of_host(address, bytes.len() as u64);
         let copy = |stage: &Stage, handle| {
             if is_of_host {
                 let (target, source) = (address as *mut u8, stage.start());
@@ -67,7 +67,7 @@ impl CudaDevice {
         bytes: u64,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let stage = self.take_stage(bytes)?;
-        let is_of_host = self.is_of_host(address, bytes);
+        let is_of_host = self.inner.plain.is_of_host(address, bytes);
         let copy = |stage: &Stage, handle| {
             if is_of_host {
                 let (target, source) = (stage.start(), address as *const u8);

@@ -19,6 +19,7 @@ mod driver_pools;
 mod error;
 mod explain;
 mod handle_types;
+mod host_view;
 mod host_work;
 mod kind;
 mod lock_check;
@@ -45,6 +46,8 @@ pub use driver_pools::{Access, DriverPoolProperties, DriverPools, PoolAttribute}
 pub use error::{DeviceError, DeviceErrorKind};
 pub use explain::Explain;
 pub use handle_types::{HandleType, HandleTypes};
+#[doc(hidden)]
+pub use host_view::HostView;
 pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, count_locked, count_unlocked};

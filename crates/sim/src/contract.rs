@@ -3,7 +3,6 @@
 use super::SimDevice;
 use super::builder::{Checker, Clock, GRANULARITY, Settings};
 use super::call::Call;
-use super::event_calls::refuse_captured;
 use super::event_calls::unsupported;
 use super::memory::Space;
 use std::any::Any;
@@ -97,7 +96,7 @@ unsafe impl Device for SimDevice {
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
-            self.check_kind(Call::MemoryInfo, kind)?;
+            self.engine.check_kind(Call::MemoryInfo, kind)?;
             let budget = state.space.budget(self.number, kind);
             let (free, total) = (budget.reported(), budget.total());
             Ok(MemoryInfo { free, total })
@@ -133,7 +132,7 @@ unsafe impl Device for SimDevice {
     // ---- address space and physical memory -----------------------------------------------------
 
     fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.memory_call(
+        self.engine.memory_call(
             Call::Reserve,
             |_| bytes,
             |space| space.reserve(self.number, bytes),
@@ -146,7 +145,7 @@ unsafe impl Device for SimDevice {
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let create = |space: &mut Space| space.create(self.number, MemoryKind::Device, bytes);
-        let chunk = self.memory_call(Call::Create, |_| bytes, create)?;
+        let chunk = self.engine.memory_call(Call::Create, |_| bytes, create)?;
         Ok(Chunk(chunk))
     }
 
@@ -163,9 +162,10 @@ unsafe impl Device for SimDevice {
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        self.plain_call(Call::Allocate, kind, bytes, |space| {
-            space.allocate(self.number, kind, bytes)
-        })
+        self.engine
+            .plain_call(Call::Allocate, kind, bytes, |space| {
+                space.allocate(self.number, kind, bytes)
+            })
     }
 
     unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
@@ -201,9 +201,7 @@ unsafe impl Device for SimDevice {
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.record_unless(event, stream, |state| {
-            refuse_captured(state, Call::Record, stream)
-        })
+        self.on(stream).record(event, false)
     }
 
     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
@@ -252,7 +250,7 @@ unsafe impl Device for SimDevice {
         bytes: &[u8],
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.start_upload(stream, address, bytes, place)
+        self.on(stream).upload(address, bytes, place)
     }
 
     unsafe fn download(
@@ -262,7 +260,7 @@ unsafe impl Device for SimDevice {
         bytes: u64,
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.start_download(stream, address, bytes, place)
+        self.on(stream).download(address, bytes, place)
     }
 
     unsafe fn fill(
@@ -273,13 +271,13 @@ unsafe impl Device for SimDevice {
         value: u8,
         place: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
-        self.start_fill(stream, address, bytes, value, place)
+        self.on(stream).fill(address, bytes, value, place)
     }
 
     // ---- work of the host --------------------------------------------------------------------------
 
     unsafe fn run(&self, stream: RawStream, function: HostFunction) -> Result<(), DeviceError> {
-        self.start_function(stream, function)
+        self.on(stream).run(function)
     }
 
     unsafe fn hold(
@@ -287,6 +285,6 @@ unsafe impl Device for SimDevice {
         stream: RawStream,
         name: Option<Cow<'static, str>>,
     ) -> Result<Box<dyn Hold>, DeviceError> {
-        self.start_hold(stream, name)
+        self.on(stream).hold(name)
     }
 }

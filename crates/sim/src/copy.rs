@@ -3,7 +3,7 @@
 use super::SimDevice;
 use super::call::Call;
 use super::cost;
-use super::event_calls::refuse_captured;
+use super::event_calls::OnStream;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::panic::Location;
@@ -17,34 +17,33 @@ struct SimTransfer {
     arrived: Arc<Mutex<Vec<u8>>>,
 }
 
-impl SimDevice {
-    pub(super) fn start_upload(
-        &self,
-        stream: RawStream,
+impl OnStream<'_> {
+    pub(super) fn upload(
+        self,
         address: u64,
         bytes: &[u8],
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        if stream == RawStream::HOST {
-            self.host().write_at(address, bytes, place)?;
-            return self.arrived(Vec::new());
+        if self.stream == RawStream::HOST {
+            self.device.host().write_at(address, bytes, place)?;
+            return Ok(Box::new(SimTransfer::new(self.device, Arc::default())?));
         }
         let count = bytes.len() as u64;
         let copy = upload_operation(address, bytes, place);
-        self.start(Call::Upload, stream, count, copy, Arc::default())
+        self.transfer(Call::Upload, count, copy, Arc::default())
     }
 
-    pub(super) fn start_download(
-        &self,
-        stream: RawStream,
+    pub(super) fn download(
+        self,
         address: u64,
         bytes: u64,
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        if stream == RawStream::HOST {
+        if self.stream == RawStream::HOST {
             let mut read = vec![0; bytes as usize];
-            self.host().read_at(address, &mut read, place)?;
-            return self.arrived(read);
+            self.device.host().read_at(address, &mut read, place)?;
+            let arrived = Arc::new(Mutex::new(read));
+            return Ok(Box::new(SimTransfer::new(self.device, arrived)?));
         }
         let arrived = Arc::<Mutex<Vec<u8>>>::default();
         let target = arrived.clone();
@@ -57,75 +56,55 @@ impl SimDevice {
                 memory.read(address, &mut read);
                 *target.lock() = read;
             });
-        self.start(Call::Download, stream, bytes, copy, arrived)
+        self.transfer(Call::Download, bytes, copy, arrived)
     }
 
     /// Starts a fill. A later call raises violations that the ordering checker finds in it, because drops make this
     /// call.
-    pub(super) fn start_fill(
-        &self,
-        stream: RawStream,
+    pub(super) fn fill(
+        self,
         address: u64,
         bytes: u64,
         value: u8,
         place: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         let call = Call::Fill;
-        if stream == RawStream::HOST {
-            self.engine.call(|state| state.enter(call, bytes))?;
-            return self.host().fill_at(address, bytes, value, place);
+        if self.stream == RawStream::HOST {
+            self.device.engine.call(|state| state.enter(call, bytes))?;
+            return self.device.host().fill_at(address, bytes, value, place);
         }
         let fill = fill_operation(address, bytes, value, place);
-        self.engine.call(|state| {
-            state.enter(call, bytes)?;
-            self.check_stream(state, call, stream)?;
-            refuse_captured(state, call, stream)?;
-            state.submit(stream, Item::Operation(fill));
-            Ok(())
-        })
+        self.submit(call, bytes, Item::Operation(fill))
     }
 
-    pub(super) fn start_between(
-        &self,
-        stream: RawStream,
-        copy: &CopyBetween,
-    ) -> Result<Box<dyn Transfer>, DeviceError> {
+    pub(super) fn copy(self, copy: &CopyBetween) -> Result<Box<dyn Transfer>, DeviceError> {
         let operation = between_operation(copy);
-        self.start(Call::Copy, stream, copy.bytes, operation, Arc::default())
+        self.transfer(Call::Copy, copy.bytes, operation, Arc::default())
     }
 
-    /// Returns a transfer that the host has already made. Its event was never recorded and therefore counts as
-    /// complete.
-    fn arrived(&self, bytes: Vec<u8>) -> Result<Box<dyn Transfer>, DeviceError> {
-        Ok(Box::new(SimTransfer {
-            event: self.create_event()?,
-            device: self.clone(),
-            arrived: Arc::new(Mutex::new(bytes)),
-        }))
-    }
-
-    fn start(
-        &self,
+    fn transfer(
+        self,
         call: Call,
-        stream: RawStream,
         bytes: u64,
         copy: Operation,
         arrived: Arc<Mutex<Vec<u8>>>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        let transfer = SimTransfer {
-            event: self.create_event()?,
-            device: self.clone(),
-            arrived,
-        };
-        self.engine.call(|state| {
-            state.enter(call, bytes)?;
-            self.check_stream(state, call, stream)?;
-            refuse_captured(state, call, stream)?;
-            state.submit(stream, Item::Operation(copy));
-            Ok(())
-        })?;
-        self.record(transfer.event, stream)?;
+        let transfer = SimTransfer::new(self.device, arrived)?;
+        self.submit(call, bytes, Item::Operation(copy))?;
+        self.record(transfer.event, true)?;
         Ok(Box::new(transfer))
+    }
+}
+
+impl SimTransfer {
+    /// Creates a transfer whose event is not recorded yet. One that the host has made already needs no record: the event
+    /// counts as complete.
+    fn new(device: &SimDevice, arrived: Arc<Mutex<Vec<u8>>>) -> Result<Self, DeviceError> {
+        Ok(Self {
+            event: device.create_event()?,
+            device: device.clone(),
+            arrived,
+        })
     }
 }
 

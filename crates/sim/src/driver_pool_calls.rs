@@ -8,7 +8,7 @@
 use super::SimDevice;
 use super::call::Call;
 use super::driver_pools::{Extent, Freed, SimPool};
-use super::event_calls::{refuse_captured, unsupported};
+use super::event_calls::{invalid, unsupported};
 use super::events::Recorded;
 use super::schedule::Item;
 use super::state::State;
@@ -16,10 +16,6 @@ use weirpool_device::{
     Access, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools, PoolAttribute,
     RawPool, RawStream,
 };
-
-pub(super) fn invalid(call: Call, reason: String) -> DeviceError {
-    DeviceError::new(call.name(), DeviceErrorKind::InvalidArgument, reason)
-}
 
 impl State {
     pub(super) fn pool(&mut self, call: Call, pool: RawPool) -> Result<&mut SimPool, DeviceError> {
@@ -269,30 +265,30 @@ impl State {
     }
 }
 
-/// The calls of [`DriverPools`]. Those that the contract makes unsafe are safe here: invalid names are detected.
 impl SimDevice {
-    /// Returns the default memory pool of the driver.
-    ///
-    /// # Errors
-    /// Returns an error if the device is broken.
-    fn default_driver_pool(&self) -> Result<RawPool, DeviceError> {
+    /// Makes a call on a pool.
+    pub(super) fn pool_call<R>(
+        &self,
+        call: Call,
+        pool: RawPool,
+        make: impl FnOnce(&mut State) -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        weirpool_device::assert_unlocked(call.name());
         self.engine.call(|state| {
-            state.enter(Call::PoolAttribute, 0)?;
-            if let Some(pool) = state.pools.default.get(&self.number) {
-                return Ok(*pool);
+            state.enter(call, 0)?;
+            if state.pool(call, pool)?.device != self.number {
+                let reason = "the memory pool is of another device: call that device".to_owned();
+                return Err(invalid(call, reason));
             }
-            let properties = DriverPoolProperties::new(weirpool_device::MemoryKind::Device);
-            let pool = SimPool::new(properties, true, self.number);
-            let pool = RawPool(state.pools.names.insert(pool));
-            state.pools.default.insert(self.number, pool);
-            Ok(pool)
+            make(state)
         })
     }
+}
 
-    fn create_driver_pool(
-        &self,
-        properties: &DriverPoolProperties,
-    ) -> Result<RawPool, DeviceError> {
+// SAFETY: `Space` hands out disjoint ranges, and an extent has one block at a time. A stream takes an extent only where
+// it comes after the point of its free, or is made to wait for it.
+unsafe impl DriverPools for SimDevice {
+    fn create_pool(&self, properties: &DriverPoolProperties) -> Result<RawPool, DeviceError> {
         weirpool_device::assert_unlocked("create_pool");
         let settings = &self.engine.settings;
         let call = Call::CreatePool;
@@ -324,32 +320,6 @@ impl SimDevice {
         })
     }
 
-    /// Makes a call on a pool.
-    pub(super) fn pool_call<R>(
-        &self,
-        call: Call,
-        pool: RawPool,
-        make: impl FnOnce(&mut State) -> Result<R, DeviceError>,
-    ) -> Result<R, DeviceError> {
-        weirpool_device::assert_unlocked(call.name());
-        self.engine.call(|state| {
-            state.enter(call, 0)?;
-            if state.pool(call, pool)?.device != self.number {
-                let reason = "the memory pool is of another device: call that device".to_owned();
-                return Err(invalid(call, reason));
-            }
-            make(state)
-        })
-    }
-}
-
-// SAFETY: `Space` hands out disjoint ranges, and an extent has one block at a time. A stream takes an extent only where
-// it comes after the point of its free, or is made to wait for it.
-unsafe impl DriverPools for SimDevice {
-    fn create_pool(&self, properties: &DriverPoolProperties) -> Result<RawPool, DeviceError> {
-        self.create_driver_pool(properties)
-    }
-
     unsafe fn destroy_pool(&self, pool: RawPool) -> Result<(), DeviceError> {
         self.pool_call(Call::DestroyPool, pool, |state| {
             let found = state.pool(Call::DestroyPool, pool)?;
@@ -364,7 +334,17 @@ unsafe impl DriverPools for SimDevice {
     }
 
     fn default_pool(&self) -> Result<RawPool, DeviceError> {
-        self.default_driver_pool()
+        self.engine.call(|state| {
+            state.enter(Call::PoolAttribute, 0)?;
+            if let Some(pool) = state.pools.default.get(&self.number) {
+                return Ok(*pool);
+            }
+            let properties = DriverPoolProperties::new(weirpool_device::MemoryKind::Device);
+            let pool = SimPool::new(properties, true, self.number);
+            let pool = RawPool(state.pools.names.insert(pool));
+            state.pools.default.insert(self.number, pool);
+            Ok(pool)
+        })
     }
 
     unsafe fn allocate_from(
@@ -385,8 +365,7 @@ unsafe impl DriverPools for SimDevice {
                 ));
             };
             if stream != RawStream::HOST {
-                self.check_stream(state, Call::AllocateFrom, stream)?;
-                refuse_captured(state, Call::AllocateFrom, stream)?;
+                self.on(stream).check_live(state, Call::AllocateFrom)?;
             }
             state.allocate_from(pool, rounded, stream)
         })
@@ -400,8 +379,7 @@ unsafe impl DriverPools for SimDevice {
     ) -> Result<(), DeviceError> {
         self.pool_call(Call::FreeTo, pool, |state| {
             if stream != RawStream::HOST {
-                self.check_stream(state, Call::FreeTo, stream)?;
-                refuse_captured(state, Call::FreeTo, stream)?;
+                self.on(stream).check_live(state, Call::FreeTo)?;
             }
             state.free_to(pool, address, stream)
         })
@@ -481,17 +459,17 @@ unsafe impl DriverPools for SimDevice {
 
     #[cfg(target_os = "linux")]
     unsafe fn export_pool(&self, pool: RawPool) -> Result<std::os::fd::OwnedFd, DeviceError> {
-        self.export_shared_pool(pool)
+        super::sharing::export_pool(self, pool)
     }
 
     #[cfg(target_os = "linux")]
     fn import_pool(&self, descriptor: std::os::fd::OwnedFd) -> Result<RawPool, DeviceError> {
-        self.import_shared_pool(descriptor)
+        super::sharing::import_pool(self, descriptor)
     }
 
     #[cfg(target_os = "linux")]
     unsafe fn export_block(&self, pool: RawPool, address: u64) -> Result<[u8; 64], DeviceError> {
-        self.export_shared_block(pool, address)
+        super::sharing::export_block(self, pool, address)
     }
 
     #[cfg(target_os = "linux")]
@@ -501,6 +479,6 @@ unsafe impl DriverPools for SimDevice {
         block: &[u8; 64],
         bytes: u64,
     ) -> Result<u64, DeviceError> {
-        self.import_shared_block(pool, block, bytes)
+        super::sharing::import_block(self, pool, block, bytes)
     }
 }

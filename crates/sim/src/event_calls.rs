@@ -27,7 +27,7 @@ impl SimDevice {
     pub fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::DestroyStream, 0)?;
-            self.check_stream(state, Call::DestroyStream, stream)?;
+            self.on(stream).check(state, Call::DestroyStream)?;
             if state.schedule.destroy_stream(stream) {
                 return Ok(());
             }
@@ -63,39 +63,7 @@ impl SimDevice {
     /// Returns the errors of [`Device::record`](weirpool_device::Device::record), except for captured streams, and
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know.
     pub fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.record_unless(event, stream, |_| Ok(()))
-    }
-
-    /// Records an event, if the state is not such that the caller refuses.
-    pub(super) fn record_unless(
-        &self,
-        event: RawEvent,
-        stream: RawStream,
-        refuse: impl FnOnce(&State) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        self.engine.call(|state| {
-            let fault = state.enter_with_fault(Call::Record, 0)?;
-            self.check_stream(state, Call::Record, stream)?;
-            last_record(state, Call::Record, event)?;
-            if state.events.device_of(event) != Some(self.number) {
-                let reason =
-                    "the event is one of another device: record one of this device".to_owned();
-                return Err(invalid(Call::Record, reason));
-            }
-            refuse(state)?;
-            if state.recordings.of(stream).is_some() {
-                state.recordings.record(event, stream);
-                return Ok(());
-            }
-            state.recordings.forget(event);
-            let point = state.submit(stream, Item::Record);
-            let recorded = recorded(state, point, fault);
-            state.events.record(event, recorded);
-            if let Some(judge) = state.judge() {
-                judge.order.record(event, stream);
-            }
-            Ok(())
-        })
+        self.on(stream).record(event, true)
     }
 
     /// Returns whether the work behind an event's last record is complete.
@@ -148,7 +116,7 @@ impl SimDevice {
                     "this device has no device-side waits; await the event instead",
                 ));
             }
-            self.check_stream(state, Call::Wait, stream)?;
+            self.on(stream).check(state, Call::Wait)?;
             if state.recordings.has_captured(event) {
                 let joined = state.recordings.wait(stream, event);
                 return joined.map_err(|reason| unsupported(Call::Wait, reason));
@@ -195,22 +163,84 @@ impl SimDevice {
     }
 }
 
+/// The calls of a device on one of its streams.
+#[derive(Clone, Copy)]
+pub(super) struct OnStream<'a> {
+    pub(super) device: &'a SimDevice,
+    pub(super) stream: RawStream,
+}
+
 impl SimDevice {
-    /// Fails if the stream is not one of this device.
-    pub(super) fn check_stream(
-        &self,
-        state: &State,
-        call: Call,
-        stream: RawStream,
-    ) -> Result<(), DeviceError> {
-        if state.schedule.is_open_on(self.number, stream) {
+    pub(super) fn on(&self, stream: RawStream) -> OnStream<'_> {
+        OnStream {
+            device: self,
+            stream,
+        }
+    }
+}
+
+impl OnStream<'_> {
+    /// Fails if the stream is not one of the device.
+    pub(super) fn check(self, state: &State, call: Call) -> Result<(), DeviceError> {
+        if state.schedule.is_open_on(self.device.number, self.stream) {
             return Ok(());
         }
-        let name = stream.0;
+        let name = self.stream.0;
         Err(invalid(
             call,
             format!("there is no stream {name:#x}; it was destroyed, or belongs to another device"),
         ))
+    }
+
+    /// Fails also if the stream is being captured, for calls of a pool: its work on such a stream would run at each launch.
+    pub(super) fn check_live(self, state: &State, call: Call) -> Result<(), DeviceError> {
+        self.check(state, call)?;
+        match state.recordings.of(self.stream) {
+            None => Ok(()),
+            Some(_) => Err(captured(call)),
+        }
+    }
+
+    /// Submits an item, which uses this many bytes, unless the stream is being captured.
+    pub(super) fn submit(self, call: Call, bytes: u64, item: Item) -> Result<(), DeviceError> {
+        // Dropping an item that was refused may call the device, so that is left to this function's end.
+        let mut item = Some(item);
+        self.device.engine.call(|state| {
+            state.enter(call, bytes)?;
+            self.check_live(state, call)?;
+            item.take().map(|item| state.submit(self.stream, item));
+            Ok(())
+        })
+    }
+
+    /// Records an event, which is part of the capture if the stream is being captured and may be.
+    pub(super) fn record(self, event: RawEvent, may_be_captured: bool) -> Result<(), DeviceError> {
+        let stream = self.stream;
+        self.device.engine.call(|state| {
+            let fault = state.enter_with_fault(Call::Record, 0)?;
+            self.check(state, Call::Record)?;
+            last_record(state, Call::Record, event)?;
+            if state.events.device_of(event) != Some(self.device.number) {
+                let reason =
+                    "the event is one of another device: record one of this device".to_owned();
+                return Err(invalid(Call::Record, reason));
+            }
+            if state.recordings.of(stream).is_some() {
+                if !may_be_captured {
+                    return Err(captured(Call::Record));
+                }
+                state.recordings.record(event, stream);
+                return Ok(());
+            }
+            state.recordings.forget(event);
+            let point = state.submit(stream, Item::Record);
+            let recorded = recorded(state, point, fault);
+            state.events.record(event, recorded);
+            if let Some(judge) = state.judge() {
+                judge.order.record(event, stream);
+            }
+            Ok(())
+        })
     }
 }
 
@@ -252,25 +282,15 @@ fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
     Recorded { point, fails }
 }
 
-/// Fails if the stream is being captured, for calls of a pool: its work on such a stream would run at each launch.
-pub(super) fn refuse_captured(
-    state: &State,
-    call: Call,
-    stream: RawStream,
-) -> Result<(), DeviceError> {
-    match state.recordings.of(stream) {
-        None => Ok(()),
-        Some(_) => {
-            let reason = "the stream is being captured; call again when the capture is over";
-            Err(unsupported(call, reason))
-        }
-    }
+fn captured(call: Call) -> DeviceError {
+    let reason = "the stream is being captured; call again when the capture is over";
+    unsupported(call, reason)
 }
 
 pub(super) fn unsupported(call: Call, reason: &'static str) -> DeviceError {
     DeviceError::new(call.name(), DeviceErrorKind::Unsupported, reason)
 }
 
-fn invalid(call: Call, reason: String) -> DeviceError {
+pub(super) fn invalid(call: Call, reason: String) -> DeviceError {
     DeviceError::new(call.name(), DeviceErrorKind::InvalidArgument, reason)
 }

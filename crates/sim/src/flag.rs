@@ -19,22 +19,18 @@ pub struct Flag {
 impl SimDevice {
     /// Creates a flag. It takes a few bytes of host memory for as long as the device lives.
     pub fn flag(&self) -> Flag {
-        self.flag_with(None)
-    }
-
-    /// Creates a flag that only a task of the host sets, by the name of that task in reports.
-    pub(super) fn flag_held_by(&self, task: Cow<'static, str>) -> Flag {
-        self.flag_with(Some(task))
-    }
-
-    fn flag_with(&self, holder: Option<Cow<'static, str>>) -> Flag {
-        let id = (self.engine).call(|state| state.schedule.flags.create(holder));
-        let device = self.clone();
-        Flag { device, id }
+        Flag::new(self, None)
     }
 }
 
 impl Flag {
+    /// Creates a flag of the user, or one that only a task of the host sets, by the name of that task in reports.
+    pub(super) fn new(device: &SimDevice, task: Option<Cow<'static, str>>) -> Self {
+        let id = (device.engine).call(|state| state.schedule.flags.create(task));
+        let device = device.clone();
+        Self { device, id }
+    }
+
     /// Returns the value of the flag. From then on the host knows that the work before the signal that set it is
     /// complete.
     pub fn value(&self) -> u64 {

@@ -5,7 +5,7 @@ use super::call::Call;
 use super::checker::{GraphId, Stamp};
 use super::copy::{fill_operation, upload_operation};
 use super::engine::Engine;
-use super::event_calls::{refuse_captured, unsupported};
+use super::event_calls::{OnStream, unsupported};
 use super::recording::{Ended, Plan, Recordings};
 use super::schedule::{Item, Point, Released};
 use super::state::State;
@@ -72,7 +72,7 @@ impl SimStream {
     /// # Errors
     /// Returns an error if the stream is being captured already, or the device is broken.
     pub fn begin_capture(&self) -> Result<(), DeviceError> {
-        self.device().start_capture(self.raw())
+        self.device().on(self.raw()).begin_capture()
     }
 
     /// Ends the capture that began on this stream.
@@ -81,7 +81,7 @@ impl SimStream {
     /// Returns an error if no capture began on the stream, if the capture was invalidated, or if a stream that joined
     /// it was not joined again. There is no graph then, and the stream is not being captured.
     pub fn end_capture(&self) -> Result<SimGraph, DeviceError> {
-        self.device().finish_capture(self.raw())
+        self.device().on(self.raw()).end_capture()
     }
 
     /// Begins the body of a loop in a capture: the operations from here to [`end_loop`](Self::end_loop) run `times`
@@ -162,8 +162,7 @@ impl SimGraph {
     fn submit(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.device.engine.call(|state| {
             state.enter(Call::Launch, 0)?;
-            self.device.check_stream(state, Call::Launch, stream)?;
-            refuse_captured(state, Call::Launch, stream)?;
+            self.device.on(stream).check_live(state, Call::Launch)?;
             let launch = Launch::begin(state, &self.inner, stream);
             launch.run();
             Ok(())
@@ -301,12 +300,12 @@ impl State {
     }
 }
 
-impl SimDevice {
-    fn start_capture(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.engine.call(|state| {
+impl OnStream<'_> {
+    fn begin_capture(self) -> Result<(), DeviceError> {
+        self.device.engine.call(|state| {
             state.enter(Call::BeginCapture, 0)?;
-            self.check_stream(state, Call::BeginCapture, stream)?;
-            if state.recordings.begin(stream) {
+            self.check(state, Call::BeginCapture)?;
+            if state.recordings.begin(self.stream) {
                 return Ok(());
             }
             let reason = "the stream is being captured already; end that capture first";
@@ -314,11 +313,11 @@ impl SimDevice {
         })
     }
 
-    fn finish_capture(&self, stream: RawStream) -> Result<SimGraph, DeviceError> {
-        let (entered, ended) = self.engine.call(|state| {
+    fn end_capture(self) -> Result<SimGraph, DeviceError> {
+        let (entered, ended) = self.device.engine.call(|state| {
             // A call that fails ends the capture all the same.
             let entered = state.enter(Call::EndCapture, 0);
-            (entered, state.recordings.end(stream))
+            (entered, state.recordings.end(self.stream))
         });
         let Some(Ended { graph, plan, kept }) = ended else {
             entered?;
@@ -340,30 +339,29 @@ impl SimDevice {
             plan,
             last: Mutex::new(None),
             kept: Mutex::new(kept),
-            engine: Arc::downgrade(&self.engine),
+            engine: Arc::downgrade(&self.device.engine),
         });
         match refused {
             Some(error) => Err(error),
             None => Ok(SimGraph {
-                device: self.clone(),
+                device: self.device.clone(),
                 inner,
             }),
         }
     }
 
     pub(super) fn capture(
-        &self,
+        self,
         call: Call,
-        stream: RawStream,
         operation: super::Operation,
     ) -> Result<(), DeviceError> {
-        self.engine.call(|state| {
+        self.device.engine.call(|state| {
             state.enter(call, 0)?;
-            self.check_stream(state, call, stream)?;
-            if state.recordings.of(stream).is_none() {
+            self.check(state, call)?;
+            if state.recordings.of(self.stream).is_none() {
                 return Err(unsupported(call, "the stream is not being captured"));
             }
-            state.recordings.add(stream, operation);
+            state.recordings.add(self.stream, operation);
             Ok(())
         })
     }
@@ -372,11 +370,11 @@ impl SimDevice {
 // SAFETY: a graph's values are dropped with its last owner, and each launch is one until it is complete.
 unsafe impl Captures for SimDevice {
     unsafe fn begin_capture(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.start_capture(stream)
+        self.on(stream).begin_capture()
     }
 
     unsafe fn end_capture(&self, stream: RawStream) -> Result<Box<dyn Graph>, DeviceError> {
-        Ok(Box::new(self.finish_capture(stream)?))
+        Ok(Box::new(self.on(stream).end_capture()?))
     }
 
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<CaptureId>, DeviceError> {
@@ -419,7 +417,7 @@ unsafe impl Captures for SimDevice {
     ) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::Wait, 0)?;
-            self.check_stream(state, Call::Wait, stream)?;
+            self.on(stream).check(state, Call::Wait)?;
             let work: Vec<_> = work.iter().map(|work| work.0 as usize).collect();
             let joined = state.recordings.come_after(stream, captured, &work);
             joined.map_err(|reason| unsupported(Call::Wait, reason))
@@ -448,7 +446,7 @@ unsafe impl Captures for SimDevice {
         location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         let fill = fill_operation(address, bytes, value, location);
-        self.capture(Call::Fill, stream, fill)
+        self.on(stream).capture(Call::Fill, fill)
     }
 
     unsafe fn capture_upload(
@@ -459,6 +457,6 @@ unsafe impl Captures for SimDevice {
         location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         let upload = upload_operation(address, bytes, location);
-        self.capture(Call::Upload, stream, upload)
+        self.on(stream).capture(Call::Upload, upload)
     }
 }

@@ -2,22 +2,17 @@
 //!
 //! A function is an operation of no duration with a body. A hold is a wait for a flag that only the host sets.
 
-use super::SimDevice;
 use super::call::Call;
-use super::event_calls::refuse_captured;
+use super::event_calls::OnStream;
 use super::flag::Flag;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::borrow::Cow;
 use std::time::Duration;
-use weirpool_device::{DeviceError, Hold, HostFunction, RawStream};
+use weirpool_device::{DeviceError, Hold, HostFunction};
 
-impl SimDevice {
-    pub(super) fn start_function(
-        &self,
-        stream: RawStream,
-        function: HostFunction,
-    ) -> Result<(), DeviceError> {
+impl OnStream<'_> {
+    pub(super) fn run(self, function: HostFunction) -> Result<(), DeviceError> {
         let HostFunction {
             name,
             uses,
@@ -35,30 +30,18 @@ impl SimDevice {
                 operation.reads(used.address, used.bytes)
             }
         });
-        self.push_for_host(Call::Run, stream, Item::Operation(operation))
+        self.submit(Call::Run, 0, Item::Operation(operation))
     }
 
-    pub(super) fn start_hold(
-        &self,
-        stream: RawStream,
+    pub(super) fn hold(
+        self,
         name: Option<Cow<'static, str>>,
     ) -> Result<Box<dyn Hold>, DeviceError> {
-        let flag = self.flag_held_by(name.unwrap_or(Cow::Borrowed("unnamed")));
-        let wait = Item::WaitUntil(flag.id_on(self), 1);
-        self.push_for_host(Call::Hold, stream, wait)?;
+        let holder = name.unwrap_or(Cow::Borrowed("unnamed"));
+        let flag = Flag::new(self.device, Some(holder));
+        let wait = Item::WaitUntil(flag.id_on(self.device), 1);
+        self.submit(Call::Hold, 0, wait)?;
         Ok(Box::new(FlagHold(flag)))
-    }
-
-    fn push_for_host(&self, call: Call, stream: RawStream, item: Item) -> Result<(), DeviceError> {
-        // Dropping an item that was refused may call the device, so that is left to this function's end.
-        let mut item = Some(item);
-        self.engine.call(|state| {
-            state.enter(call, 0)?;
-            self.check_stream(state, call, stream)?;
-            refuse_captured(state, call, stream)?;
-            state.submit(stream, item.take().expect("submitted once"));
-            Ok(())
-        })
     }
 }
 

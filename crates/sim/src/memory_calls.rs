@@ -7,6 +7,7 @@
 use super::SimDevice;
 use super::call::Call;
 use super::checker::Judge;
+use super::engine::Engine;
 use super::event_calls::unsupported;
 use super::memory::{Refusal, Space};
 use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, MemoryKind};
@@ -22,8 +23,9 @@ impl SimDevice {
     /// Returns the errors of [`Device::unreserve`](weirpool_device::Device::unreserve), and
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not reserved.
     pub fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.judge_before(|judge| judge.returned(address, bytes));
-        self.memory_call(
+        self.engine
+            .judge_before(|judge| judge.returned(address, bytes));
+        self.engine.memory_call(
             Call::Unreserve,
             |_| bytes,
             |space| space.unreserve(address, bytes),
@@ -37,7 +39,8 @@ impl SimDevice {
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a chunk that the device does not know.
     pub fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
         let size = |space: &Space| space.size_of(chunk.0);
-        self.memory_call(Call::Destroy, size, |space| space.destroy(chunk.0))
+        self.engine
+            .memory_call(Call::Destroy, size, |space| space.destroy(chunk.0))
     }
 
     /// Maps a whole chunk at an address.
@@ -46,12 +49,13 @@ impl SimDevice {
     /// Returns the errors of [`Device::map`](weirpool_device::Device::map), and
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a chunk or range that the device does not know.
     pub fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
-        self.memory_call(
+        self.engine.memory_call(
             Call::Map,
             |_| bytes,
             |space| space.map(address, chunk.0, bytes),
         )?;
-        self.judge_before(|judge| judge.mapped(address, bytes));
+        self.engine
+            .judge_before(|judge| judge.mapped(address, bytes));
         Ok(())
     }
 
@@ -61,10 +65,15 @@ impl SimDevice {
     /// Returns the errors of [`Device::unmap`](weirpool_device::Device::unmap), and
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not mapped.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.judge_before(|judge| judge.unmapped(address, bytes));
+        self.engine
+            .judge_before(|judge| judge.unmapped(address, bytes));
         let unmapped =
-            self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes));
-        unmapped.inspect_err(|_| self.judge_before(|judge| judge.mapped(address, bytes)))
+            self.engine
+                .memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes));
+        unmapped.inspect_err(|_| {
+            self.engine
+                .judge_before(|judge| judge.mapped(address, bytes))
+        })
     }
 
     /// Releases plain memory.
@@ -73,12 +82,16 @@ impl SimDevice {
     /// Returns the errors of [`Device::free`](weirpool_device::Device::free), and
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not plain memory of the kind.
     pub fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.judge_before(|judge| judge.returned(address, bytes));
-        self.plain_call(Call::Free, kind, bytes, |space| {
+        self.engine
+            .judge_before(|judge| judge.returned(address, bytes));
+        self.engine.plain_call(Call::Free, kind, bytes, |space| {
             space.free(kind, address, bytes)
         })
     }
+}
 
+impl Engine {
+    /// Makes a call on addresses and physical memory.
     pub(super) fn memory_call<R>(
         &self,
         call: Call,
@@ -86,8 +99,8 @@ impl SimDevice {
         change: impl FnOnce(&mut Space) -> Result<R, Refusal>,
     ) -> Result<R, DeviceError> {
         weirpool_device::assert_unlocked(call.name());
-        let supported = !call.needs_virtual_memory() || self.engine.settings.virtual_memory;
-        self.engine.call(|state| {
+        let supported = !call.needs_virtual_memory() || self.settings.virtual_memory;
+        self.call(|state| {
             state.enter(call, bytes(&state.space))?;
             if !supported {
                 return Err(unsupported(
@@ -109,7 +122,7 @@ impl SimDevice {
         change: impl FnOnce(&mut Space) -> Result<R, Refusal>,
     ) -> Result<R, DeviceError> {
         weirpool_device::assert_unlocked(call.name());
-        self.engine.call(|state| {
+        self.call(|state| {
             state.counters.charge_for_locking(kind, bytes);
             state.enter(call, bytes)?;
             self.check_kind(call, kind)?;
@@ -119,7 +132,7 @@ impl SimDevice {
     }
 
     pub(super) fn check_kind(&self, call: Call, kind: MemoryKind) -> Result<(), DeviceError> {
-        if self.engine.settings.memory_kinds.contains(kind) {
+        if self.settings.memory_kinds.contains(kind) {
             return Ok(());
         }
         let reason = format!("this device has no {kind}; choose another kind");
@@ -132,7 +145,7 @@ impl SimDevice {
 
     /// Informs the checker before the call that releases memory. After the call the addresses may have another owner.
     fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
-        if let Some(present) = self.engine.locked().judge() {
+        if let Some(present) = self.locked().judge() {
             judge(present);
         }
     }

@@ -105,7 +105,7 @@ unsafe impl PeerAccess for SimDevice {
         copy: &CopyBetween,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         self.check_copy(Call::Copy, copy)?;
-        self.start_between(stream, copy)
+        self.on(stream).copy(copy)
     }
 
     unsafe fn capture_copy(
@@ -124,6 +124,6 @@ unsafe impl PeerAccess for SimDevice {
                 "a copy that is staged through the host can be captured for plain memory alone";
             return Err(unsupported(Call::Copy, reason));
         }
-        self.capture(Call::Copy, stream, between_operation(copy))
+        self.on(stream).capture(Call::Copy, between_operation(copy))
     }
 }

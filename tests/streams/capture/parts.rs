@@ -14,7 +14,7 @@ fn capture_one(
     bytes: u64,
 ) -> CapturedGraph {
     let capture = memory.capture(stream).unwrap();
-    let block = memory.pool().try_allocate(stream, bytes).unwrap();
+    let block = stream.pool().try_allocate(stream, bytes).unwrap();
     work.submit(touch(&block));
     drop(block);
     capture.end().unwrap()

@@ -61,13 +61,12 @@ fn sealed_task_ends_before_later_work() {
 fn awaited_stream_has_completed_its_work() {
     let (device, _pool, [stream]) = place();
     drop(spend(&stream, 10));
-    let handle = stream.clone();
-    let mut waiting = Woken::new(async { (&handle).await });
+    let mut waiting = Woken::new(stream.synchronize());
     drop(spend(&stream, 100));
     device.advance(us(10));
     assert!(waiting.poll_if_woken());
     assert_eq!(waiting.output, Some(Ok(())));
-    let mut waiting = Woken::new(async move { stream.await });
+    let mut waiting = Woken::new(stream.synchronize());
     device.advance(us(100));
     assert!(waiting.poll_if_woken());
     assert_eq!(waiting.output, Some(Ok(())));

@@ -1,15 +1,17 @@
 //! The state of the pool when a request could not be served.
 
-use crate::device::MemoryInfo;
-use crate::measure::{Bytes, Tag, debug_in_units, fragmentation};
 use std::fmt;
 use std::time::Duration;
+use weirpool_device::MemoryInfo;
+use weirpool_heap::units::Bytes;
+use weirpool_heap::{debug_in_units, fragmentation};
+use weirpool_queue::Tag;
 
 /// The state of the pool when a request could not be served. Sizes are in bytes.
 ///
 /// `free` counts memory that was available to any stream, in pieces of at most `largest_free`. `pending` counts memory
 /// that was freed but may still be touched by running work, including cached blocks.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Shortfall {
@@ -31,7 +33,7 @@ pub struct Shortfall {
     pub leased: u64,
     /// The number of waiting requests.
     pub waiting: usize,
-    /// The expected wait of such a request, as [`Inspect::expected_wait`](crate::Inspect::expected_wait) estimates it.
+    /// The expected wait of such a request, as [`Inspect::expected_wait`](https://docs.rs/weirpool/latest/weirpool/struct.Inspect.html#method.expected_wait) estimates it.
     pub expected_wait: Option<Duration>,
     /// The state of the request's tag, if it has a limit.
     pub tag: Option<TagShortfall>,
@@ -56,6 +58,14 @@ pub struct TagShortfall {
 }
 
 debug_in_units!(struct TagShortfall { tag, used as bytes, limit as bytes });
+
+impl TagShortfall {
+    /// Returns the state of a tag.
+    #[doc(hidden)]
+    pub fn of(tag: Tag, used: u64, limit: u64) -> Self {
+        Self { tag, used, limit }
+    }
+}
 
 impl Shortfall {
     /// Returns the share of free memory outside the largest free block: from 0 (one piece, or none) to 1.

@@ -1,14 +1,14 @@
 //! The description and the health of a pool.
 
-use crate::device::{DeviceError, MemoryKind};
-use crate::engine::Upstream;
-use crate::handles::Presence;
-use crate::measure::{Bytes, debug_in_units};
-use crate::queue::QueueLimit;
 use std::fmt;
 use std::time::Duration;
+use weirpool_device::{DeviceError, MemoryKind};
+use weirpool_heap::debug_in_units;
+use weirpool_heap::units::Bytes;
+use weirpool_queue::QueueLimit;
+use weirpool_segments::Upstream;
 
-/// The description of a pool, from [`Inspect::describe`](crate::Inspect::describe). Its `Display` form is one line of text.
+/// The description of a pool, from [`Inspect::describe`](https://docs.rs/weirpool/latest/weirpool/struct.Inspect.html#method.describe). Its `Display` form is one line of text.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -32,7 +32,7 @@ pub struct PoolDescription {
     pub upstream: Upstream,
     /// The kind of the memory.
     pub memory_kind: MemoryKind,
-    /// The owner of the memory, if it comes from a [source of segments](crate::extend::SegmentSource).
+    /// The owner of the memory, if it comes from a [source of segments](https://docs.rs/weirpool/latest/weirpool/extend/trait.SegmentSource.html).
     pub segment_owner: Option<&'static str>,
     /// Whether each allocation and free is passed on to that source, in the order of its stream.
     pub is_passed_through: bool,
@@ -54,24 +54,22 @@ pub struct PoolDescription {
 debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, segment_owner, is_passed_through, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes, release_threshold as bytes, queue_limit });
 
 impl PoolDescription {
-    pub(super) fn of(presence: &Presence) -> Self {
-        let engine = &presence.service.engine;
-        let settings = &engine.shared.settings;
+    /// Describes a pool over virtual memory that keeps freed memory and has no name.
+    #[doc(hidden)]
+    pub fn of(device: String, upstream: Upstream, memory_kind: MemoryKind) -> Self {
         Self {
-            name: presence.name.as_deref().map(Into::into),
-            device: engine.shared.device.describe(),
-            upstream: settings.upstream,
-            memory_kind: settings.kind,
-            segment_owner: settings
-                .has_source
-                .then(|| settings.segments.properties().owner),
-            is_passed_through: settings.is_ordered,
-            is_virtual: settings.geometry.virtual_memory,
-            is_pooled: settings.is_pooled,
-            capacity: engine.store.capacity(),
-            chunk_bytes: settings.geometry.chunk_bytes,
-            release_threshold: engine.maintenance.threshold(),
-            queue_limit: presence.service.queue.queue_limit(),
+            name: None,
+            device,
+            upstream,
+            memory_kind,
+            segment_owner: None,
+            is_passed_through: false,
+            is_virtual: true,
+            is_pooled: true,
+            capacity: 0,
+            chunk_bytes: 0,
+            release_threshold: u64::MAX,
+            queue_limit: QueueLimit::NONE,
         }
     }
 
@@ -107,7 +105,7 @@ impl fmt::Display for PoolDescription {
     }
 }
 
-/// The health of a pool, from [`Inspect::health`](crate::Inspect::health). Its `Display` form is one line of text.
+/// The health of a pool, from [`Inspect::health`](https://docs.rs/weirpool/latest/weirpool/struct.Inspect.html#method.health). Its `Display` form is one line of text.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -119,18 +117,18 @@ impl fmt::Display for PoolDescription {
 /// assert_eq!(health.to_string(), "stopping; no requests waiting");
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Health {
     /// The sticky error of the device that ended the pool. Every request fails with it.
     pub fault: Option<DeviceError>,
-    /// The pool [admits no more requests](crate::Pool::stop_admitting), or was closed.
+    /// The pool [admits no more requests](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.stop_admitting), or was closed.
     pub is_stopping: bool,
-    /// The pool was closed: every request fails with [`Closed`](crate::AllocError::Closed).
+    /// The pool was closed: every request fails with [`Closed`](https://docs.rs/weirpool/latest/weirpool/enum.AllocError.html#variant.Closed).
     pub is_closed: bool,
-    /// A [drain](crate::Pool::drain) is in progress.
+    /// A [drain](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.drain) is in progress.
     pub is_draining: bool,
-    /// What keeps the [source of the capacity](crate::extend::CapacitySource) from working: the pool goes on within its
+    /// What keeps the [source of the capacity](https://docs.rs/weirpool/latest/weirpool/extend/trait.CapacitySource.html) from working: the pool goes on within its
     /// bounds.
     pub source_trouble: Option<String>,
     /// Requests that wait, in the queue or for the limit of a tag.
@@ -140,24 +138,6 @@ pub struct Health {
 }
 
 impl Health {
-    pub(super) fn of(presence: &Presence) -> Self {
-        let service = &presence.service;
-        let engine = &service.engine;
-        let now = engine.shared.device.now();
-        let oldest = service.queue.oldest();
-        let lender = engine.store.lease.lender.as_ref();
-        Self {
-            fault: engine.shared.fault(),
-            // In this order: a closed pool is stopping.
-            is_closed: engine.shared.is_closed(),
-            is_stopping: engine.shared.is_stopping(),
-            is_draining: engine.shared.is_draining(),
-            source_trouble: lender.and_then(|lender| lender.trouble()),
-            waiting: service.queue.waiting(),
-            oldest_wait: oldest.map(|since| now.saturating_sub(since)),
-        }
-    }
-
     /// Returns whether new requests can be granted: the device works, and the pool neither ends nor is closed.
     pub fn is_serving(&self) -> bool {
         self.fault.is_none() && !self.is_stopping

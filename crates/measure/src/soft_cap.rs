@@ -1,11 +1,11 @@
 //! The soft cap of a pool: a mark on the reserved bytes. The pool may exceed it, says so, and gives memory above it
 //! back.
 
-use crate::sync::{Ordering, SharedFlag, SharedNumber};
+use weirpool_sync::{Ordering, SharedFlag, SharedNumber};
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct SoftCap {
+pub struct SoftCap {
     /// `u64::MAX` for none.
     bytes: SharedNumber,
     /// The cap is exceeded, and a subscriber was told.
@@ -13,7 +13,8 @@ pub(crate) struct SoftCap {
 }
 
 impl SoftCap {
-    pub(super) fn new() -> Self {
+    /// Has no cap.
+    pub fn new() -> Self {
         Self {
             bytes: SharedNumber::new(u64::MAX),
             is_exceeded: SharedFlag::new(false),
@@ -21,18 +22,19 @@ impl SoftCap {
     }
 
     /// Returns the cap; `u64::MAX` for none.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set(&self, bytes: u64) {
+    /// Sets the cap; `u64::MAX` removes it.
+    pub fn set(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
         self.is_exceeded.store(false, Ordering::Relaxed);
     }
 
     /// Notes the reserved bytes after a growth or a release. Returns the cap if this exceeds it for the first time
     /// since the pool was within it.
-    pub(super) fn newly_exceeded(&self, reserved: u64) -> Option<u64> {
+    pub fn newly_exceeded(&self, reserved: u64) -> Option<u64> {
         let bytes = self.bytes();
         let is_exceeded = reserved > bytes;
         if self.is_exceeded.load(Ordering::Relaxed) == is_exceeded {

@@ -1,7 +1,8 @@
 //! Memory of a device that the host sees, as a slice.
+#![allow(unsafe_code, reason = "memory that the host sees, as a slice")]
 
-use super::{Device, DeviceError, RawStream};
-use crate::sync::plain::Arc;
+use crate::plain::Arc;
+use crate::{Device, DeviceError, RawStream};
 use bytemuck::{AnyBitPattern, NoUninit};
 use std::panic::Location;
 use std::ptr::NonNull;
@@ -10,7 +11,7 @@ use std::slice;
 /// Elements of memory that the host sees and that nothing else uses. Where the memory does not lie in the host's own
 /// memory (as a simulated device's), the view is a copy that is written back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct HostView<T: NoUninit> {
+pub struct HostView<T: NoUninit> {
     device: Arc<dyn Device>,
     address: u64,
     location: &'static Location<'static>,
@@ -37,7 +38,7 @@ impl<T: AnyBitPattern + NoUninit> HostView<T> {
     /// # Safety
     /// Until the view is dropped the memory stays mapped, and nothing else uses it, neither the host nor work of the
     /// device. (A block's guard borrows the block mutably, after all uses of it are complete.)
-    pub(crate) unsafe fn new(
+    pub unsafe fn new(
         device: &Arc<dyn Device>,
         address: u64,
         count: usize,
@@ -94,7 +95,7 @@ unsafe fn read<T: AnyBitPattern>(
 
 impl<T: NoUninit> HostView<T> {
     /// Returns the elements.
-    pub(crate) fn elements(&self) -> &[T] {
+    pub fn elements(&self) -> &[T] {
         match &self.elements {
             // SAFETY: these elements lie there, any bytes are valid elements, and nothing writes them: see `new`.
             ViewedElements::InPlace { start, count } => unsafe {
@@ -105,7 +106,7 @@ impl<T: NoUninit> HostView<T> {
     }
 
     /// Returns the elements, for writing.
-    pub(crate) fn elements_mut(&mut self) -> &mut [T] {
+    pub fn elements_mut(&mut self) -> &mut [T] {
         match &mut self.elements {
             // SAFETY: as in `elements`; nothing reads them either, and `self` is borrowed mutably.
             ViewedElements::InPlace { start, count } => unsafe {
