@@ -47,8 +47,6 @@ mod service;
 pub(crate) mod serving;
 mod spawned;
 mod tenancy;
-#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
-mod tests;
 mod throttled;
 mod unclaimed;
 mod waiter;

@@ -144,7 +144,7 @@ async fn submit(device: &SimDevice, pool: &Pool, stream: &Stream, other: &Stream
     first.await?;
     host.await?;
     assert_eq!(last.await?, 7);
-    Ok(other.await?)
+    Ok(other.synchronize().await?)
 }
 
 /// Two graphs that share memory, on two streams, with a reservation, fills and uploads in the captures.
@@ -180,7 +180,7 @@ async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream)
     other.wait(&stream.event()?)?;
     graphs[0].launch(other)?;
     drop((graphs, memory));
-    Ok(other.await?)
+    Ok(other.synchronize().await?)
 }
 
 /// Two requests for more than half of the pool: the second one waits for the first.

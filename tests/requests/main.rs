@@ -13,6 +13,7 @@
 //! | `tenant_deadlocks` | time limits at the limit of a tag |
 //! | `tenants` | tags as tenants |
 //! | `waiting` | waiting for memory: wake-ups, and the tasks that drive the queue |
+//! | `work` | the work of waiting, counted |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -28,3 +29,5 @@ mod services;
 mod tenant_deadlocks;
 mod tenants;
 mod waiting;
+#[cfg(debug_assertions)]
+mod work;

@@ -1,15 +1,15 @@
 //! Tests that count the work of waiting: locks of the heap, each of which a search takes, and waiters looked at.
 
-use crate::device::sim::{Clock, SimDevice};
-use crate::sync::{Guards, census};
-use crate::{AllocateOwned, Block, Pool, Stream, Tag};
 use futures::executor::LocalSpawner;
 use futures::task::LocalSpawnExt;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
+use weirpool::device::sim::{Clock, SimDevice};
+use weirpool::{AllocateOwned, Block, Pool, Stream, Tag};
 use weirpool_queue::visits;
+use weirpool_sync::{Guards, census};
 
 const MIB: u64 = 1 << 20;
 const MS: Duration = Duration::from_millis(1);
