@@ -20,6 +20,7 @@ mod releases;
 mod reservations;
 mod services;
 mod shards;
+mod spills;
 mod stops;
 mod tasks;
 mod waits;

@@ -47,7 +47,7 @@ use sealed::Memory;
 /// [waiting comes first](crate::WhenShort::WaitFirst), a request first waits for the memory that is about to be free.
 ///
 /// Evicted memory is pending while its stream is at work. A `try_allocate` does not evict more memory in its place. A
-/// waiting request may evict more memory each time the pool searches for it.
+/// waiting request may evict more memory each time the pool searches for it, unless memory behind copies will be enough.
 ///
 /// Memory of a living [reservation](crate::Reservation) returns to it, so it is evicted only for requests in the
 /// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries
@@ -55,11 +55,10 @@ use sealed::Memory;
 ///
 /// While a [graph](crate::CapturedGraph) uses the memory, it is as if it were pinned.
 ///
-/// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
-/// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
-/// if that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other
-/// direction, memory is evicted for other processes once all of them have given back their free memory, but not below
-/// the guarantee.
+/// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold memory
+/// that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once if that is
+/// enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other direction, memory is evicted
+/// for other processes once all of them have given back their free memory, but not below the guarantee.
 ///
 /// ```
 /// use weirpool::{Pool, device::sim::SimDevice};
@@ -83,7 +82,6 @@ use sealed::Memory;
 /// [`Statistics::evictable`](crate::Statistics::evictable), which counts the bytes that can be evicted now, and
 /// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
 /// while no other request needs it.
-#[derive(Debug)]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Evictable<T: Memory = Block>(plain::Arc<SharedMemory<T>>);
 
@@ -108,24 +106,35 @@ struct EvictableSlot<T> {
     pins: usize,
     /// Its place on the pool's list while nothing pins it.
     place: ListPosition,
+    /// Ends the memory in place of a drop.
+    evict: Option<Box<dyn FnOnce(T) -> bool + Send>>,
 }
 
 impl Block {
     /// Lets the pool take the block back before a request waits or fails; see [`Evictable`].
     pub fn into_evictable(self) -> Evictable {
-        Evictable::new(self)
+        Evictable::new(self, None).0
     }
 }
 
 impl<T: 'static> Buffer<T> {
     /// Lets the pool take the buffer back before a request waits or fails; see [`Evictable`].
     pub fn into_evictable(self) -> Evictable<Self> {
-        Evictable::new(self)
+        Evictable::new(self, None).0
+    }
+}
+
+impl Evictable {
+    /// Makes a block evictable once nothing pins it. The pool evicts it by a call of `end`, with no lock held, on any thread:
+    /// `end` drops the block, after it submitted work that reads it, say, and returns true. Or it keeps the block and returns
+    /// false. It must not wait for memory of the same pool. A panic is caught.
+    pub fn evicted_by(block: Block, end: Box<dyn FnOnce(Block) -> bool + Send>) -> (Self, Pinned) {
+        Self::new(block, Some(end))
     }
 }
 
 impl<T: Memory> Evictable<T> {
-    fn new(memory: T) -> Self {
+    fn new(memory: T, evict: Option<Box<dyn FnOnce(T) -> bool + Send>>) -> (Self, Pinned<T>) {
         let memory = plain::Arc::new(memory);
         let shared = plain::Arc::new(SharedMemory {
             slot: Mutex::new(
@@ -134,14 +143,12 @@ impl<T: Memory> Evictable<T> {
                     memory: Some(memory.clone()),
                     pins: 1,
                     place: ListPosition::default(),
+                    evict,
                 },
             ),
         });
-        drop(Pinned {
-            shared: shared.clone(),
-            memory: Some(memory),
-        });
-        Self(shared)
+        let memory = Some(memory);
+        (Self(shared.clone()), Pinned { shared, memory })
     }
 
     /// Pins the memory for a use. Returns `None` if it was evicted.
@@ -262,12 +269,18 @@ impl<T: Memory> SharedMemory<T> {
 
 impl<T: Memory> Evict for SharedMemory<T> {
     fn evict(&self) -> bool {
-        let memory = {
+        let (memory, evict) = {
             let mut slot = self.slot.lock();
             debug_assert_eq!(slot.pins, 0, "memory in use is not listed");
-            slot.memory.take()
+            (slot.memory.take(), slot.evict.take())
         };
-        memory.is_some()
+        let mut is_freed = memory.is_some();
+        // Nothing pins it, so this is the only reference.
+        if let Some((memory, evict)) = memory.and_then(plain::Arc::into_inner).zip(evict) {
+            is_freed = false;
+            plain::catch(|| is_freed = evict(memory));
+        }
+        is_freed
     }
 }
 
@@ -301,6 +314,12 @@ impl Listed {
         if let Some(tag) = self.tag {
             self.service.relieve(tag);
         }
+    }
+}
+
+impl<T: Memory> fmt::Debug for Evictable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -67,7 +67,7 @@
 //! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-pressure` | hooks that free memory for a request that nothing serves |
 //! | `weirpool-share` | blocks with several owners, between processes, and as tensors of other libraries |
-//! | `weirpool-tiers` | regions of memory that are suspended and resumed at the same addresses |
+//! | `weirpool-tiers` | regions of memory that are suspended and resumed at the same addresses; blocks that are spilled to the host |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! # Features
@@ -115,6 +115,7 @@ pub mod testing;
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
 /// | [`Residency`](extend::Residency), [`Pool::residency`] | such memory that is not always there |
+/// | [`Evictable::evicted_by`] | evictable memory that is copied elsewhere before it goes |
 /// | [`Pool::charge`], [`Pool::charge_for`] | bytes that others hold, counted against the capacity |
 /// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {

@@ -29,7 +29,7 @@ const YOUNGEST: u64 = 16;
 
 /// Memory that can be evicted.
 pub(crate) trait Evict: fmt::Debug + Send + Sync {
-    /// Frees the memory, unless it is gone. Returns whether it did.
+    /// Frees the memory, unless it is gone or its user keeps it. Returns whether it did.
     fn evict(&self) -> bool;
 }
 
@@ -310,14 +310,15 @@ impl Evictables {
             let Some((run, candidates)) = self.pop_run(heap, piece, of) else {
                 return evicted + self.evict(bytes - freed, Some(of));
             };
-            let ended: u64 = candidates.into_iter().map(|it| self.end(it)).sum();
+            let ended: Vec<_> = candidates.into_iter().map(|it| self.end(it)).collect();
+            let (is_free, ended) = (!ended.contains(&0), ended.iter().sum());
             evicted += ended;
-            freed += run.bytes.unwrap_or(0).max(ended);
+            freed += run.bytes.filter(|_| is_free).unwrap_or(0).max(ended);
         }
         evicted
     }
 
-    /// Frees memory that was taken off the list. Returns its bytes, or 0 if its user had freed it.
+    /// Frees memory that was taken off the list. Returns its bytes, or 0 if its user had freed or keeps it.
     fn end(&self, candidate: Candidate) -> u64 {
         // Ends the reference, too, before the eviction ends: it may be the last one.
         let memory = candidate.memory.upgrade();

@@ -356,17 +356,20 @@ impl<'a> Search<'a> {
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
     /// scattered. Evicts nothing if all evictable memory would not be enough; for a request that waits, other pools evict
     /// theirs then. For a request that does not wait, evicts no more while memory that this search evicted is pending and
-    /// is enough once it is complete.
+    /// is enough once it is complete; for others, while memory behind copies to other pools is.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
         let engine = self.to.engine;
         let evictable = engine.store.evictables.bytes_of(Group::Pool);
         let bytes = self.request.bytes;
-        let (left, free, pending) = {
+        let lanes = engine.streams.lanes();
+        let copying = lanes.iter().filter(|lane| lane.is_for_copies());
+        let (left, free, pending, behind_copies) = {
             let heap = engine.store.heap.lock();
             let (left, free) = inspect::left_and_free(&heap);
-            (left, free, heap.totals().pending.current)
+            let behind = copying.map(|lane| inspect::pending_on(&heap, lane.id));
+            (left, free, heap.totals().pending.current, behind.sum())
         };
         let missing = |new: u64| {
             let at_hand = free.saturating_add(new).saturating_add(pending);
@@ -376,7 +379,7 @@ impl<'a> Search<'a> {
         if missing(left) > 0 || evictable == 0 && !may_ask_others {
             return Ok(false);
         }
-        let evicted_before = pending.min(self.evicted);
+        let evicted_before = pending.min(self.evicted).max(behind_copies);
         // Pending memory is not joined with new memory, so evicted memory that is pending has to be enough without.
         let new = match evicted_before {
             0 => spill::obtainable(engine, left, self.state.facts.is_refused),
@@ -392,7 +395,8 @@ impl<'a> Search<'a> {
             return Ok(self.mode.is_queued && (engine.supply.others.evict)(engine, lacking) > 0);
         }
         let coming = free.saturating_add(evicted_before);
-        if evicted_before > 0 && coming >= bytes && self.mode.effort == Effort::Immediate {
+        let may_be_enough = behind_copies > 0 || self.mode.effort == Effort::Immediate;
+        if evicted_before > 0 && coming >= bytes && may_be_enough {
             return Ok(false);
         }
         let lacking = bytes.saturating_sub(coming.saturating_add(new));

@@ -17,7 +17,7 @@
 //! | `captures` | streams that other code captures into a graph |
 //! | `foreign_graphs` | graphs of cudarc on memory of a pool |
 //! | `copies` | copies between host and device |
-//! | `regions` | memory that is suspended and resumed |
+//! | `regions` | memory that is suspended and resumed, or spilled and fetched |
 //! | `interop` | buffers in calls of cudarc and cuBLAS |
 //! | `streams` | default streams, streams of the pool, streams that are dropped |
 //! | `handles` | streams known only by their handle |
@@ -267,7 +267,8 @@ fn entries() -> Vec<Entry> {
         regions:
             contents_and_graphs_survive_a_hundred_rounds,
             suspension_comes_after_a_running_kernel,
-            resumption_waits_for_memory_of_others;
+            resumption_waits_for_memory_of_others,
+            contents_are_spilled_and_fetched;
         contexts:
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,

@@ -1,4 +1,5 @@
-//! Regions that are suspended and resumed: the contents, the addresses, and graphs that use them.
+//! Regions that are suspended and resumed: the contents, the addresses, and graphs that use them. Memory that is spilled and
+//! fetched.
 
 use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Mapped};
@@ -7,8 +8,10 @@ use futures::executor::block_on;
 use std::future::IntoFuture;
 use std::time::Duration;
 use weirpool::device::MemoryKind;
-use weirpool::{Block, StreamError};
-use weirpool_tiers::{Keep, RegionError, Regions, resume_all, suspend_all};
+use weirpool::{Block, PoolBuilder, StreamError, Upstream};
+use weirpool_tiers::{
+    HostTier, IntoSpillable, Keep, RegionError, Regions, resume_all, suspend_all,
+};
 
 type Here = Cuda<Mapped>;
 
@@ -126,5 +129,45 @@ pub(crate) fn resumption_waits_for_memory_of_others() {
     worker.expect(&block, 5);
     worker.settle();
     drop(block);
+    site.assert_sound();
+}
+
+/// Kernels overwrite all of the pool's memory whenever memory is spilled. Each of 50 rounds fetches it in another order.
+pub(crate) fn contents_are_spilled_and_fetched() {
+    let site = Site::<Here>::new(64 * MIB);
+    let [worker, other] = site.workers();
+    let host = PoolBuilder::new(site.pool.device().clone())
+        .upstream(Upstream::Pinned)
+        .capacity(96 * MIB)
+        .build()
+        .unwrap();
+    let tier = HostTier::new(&host).unwrap();
+    let memory: Vec<_> = [MIB, 24 * MIB, 512, 3 * MIB, 8 * MIB]
+        .into_iter()
+        .enumerate()
+        .map(|(value, bytes)| {
+            let block = block_on(site.pool.allocate(&worker.stream, bytes)).unwrap();
+            worker.fill(&block, value as u8);
+            block.into_spillable(&tier)
+        })
+        .collect();
+    for round in 0..50 {
+        let everything = block_on(other.allocate(64 * MIB));
+        assert!(memory.iter().all(|memory| !memory.is_resident()));
+        other.use_up(&everything, 0xee);
+        other.free_and_settle(everything);
+        for at in 0..memory.len() {
+            let value = (at + round) % memory.len();
+            let user = [&worker, &other][at % 2];
+            let fetched = block_on(memory[value].fetch(&user.stream)).unwrap();
+            user.expect(&*fetched, value as u8);
+        }
+    }
+    worker.settle();
+    other.settle();
+    let figures = tier.figures();
+    assert_eq!((figures.spills, figures.fetches), (250, 250));
+    assert_eq!(figures.refusals, 0);
+    drop((memory, tier));
     site.assert_sound();
 }

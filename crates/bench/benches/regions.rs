@@ -1,9 +1,12 @@
-//! Suspending and resuming a region beside bare copies: `cargo bench --bench regions`.
+//! Suspending and resuming a region, and spilling and fetching, beside bare copies: `cargo bench --bench regions`.
 //!
 //! Half of the memory is kept in pinned memory of the host, half is not kept. Each row is the time of one suspension or
 //! resumption, and the bandwidth of its copies. The reference is `cuMemcpyAsync` between one pinned allocation and one of the
 //! device, of 1 GiB eight times. The half that is not kept has the calls of the device that take and give as much beside it.
 //! Contents and addresses are checked after every round. The first suspension pins the host's memory.
+//!
+//! Then as much memory as is kept is spilled by requests for all of the pool, and fetched: in 16 blocks, and in blocks of
+//! 2 MiB, as those of a cache of keys and values. The time ends when the stream has passed the copies.
 //!
 //! `-- --gib 16 --rounds 5` is quoted by the README of `weirpool-tiers`. Without a GPU it runs small, on the simulated device
 //! in virtual time.
@@ -11,13 +14,13 @@
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use futures::executor::block_on;
-use std::future::IntoFuture;
+use std::future::{Future, IntoFuture};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::device::sim::SimDevice;
-use weirpool::{Block, Pool, Stream};
-use weirpool_tiers::{Keep, Region, Regions};
+use weirpool::{Block, Pool, Stream, Upstream};
+use weirpool_tiers::{HostTier, IntoSpillable, Keep, Region, Regions};
 
 const GIB: u64 = 1 << 30;
 
@@ -149,6 +152,72 @@ fn row(name: &str, time: Duration, bytes: u64, bare: Option<f64>) {
     }
 }
 
+/// Spills and fetches this many blocks.
+async fn spills(bench: &Bench, rounds: usize, piece: u64, count: u64) -> anyhow::Result<()> {
+    let bytes = piece * count;
+    let pool = Pool::builder(bench.device.clone())
+        .capacity(bytes)
+        .build()?;
+    let host = Pool::builder(bench.device.clone())
+        .upstream(Upstream::Pinned)
+        .capacity(bytes)
+        .build()?;
+    let (stream, tier) = (pool.create_stream()?, HostTier::new(&host)?);
+    let mut memory = Vec::new();
+    for value in 0..count {
+        let mut block = pool.allocate(&stream, piece).await?;
+        fill(&mut block, &stream, value as u8)?;
+        memory.push(block.into_spillable(&tier));
+    }
+    stream.synchronize().await?;
+    let [out, back] = bench.bare.map_or([None; 2], |bare| bare.map(Some));
+    println!("{count} blocks of {} MiB", piece >> 20);
+    for round in 0..rounds {
+        let taking = async {
+            let mut taken = Vec::new();
+            for _ in 0..count {
+                taken.push(pool.allocate(&stream, piece).await?);
+            }
+            stream.synchronize().await?;
+            anyhow::Ok(taken)
+        };
+        let (taken, time) = bench.timed(taking).await;
+        row(
+            if round == 0 {
+                "spill, and pin"
+            } else {
+                "spill"
+            },
+            time,
+            bytes,
+            out,
+        );
+        drop(taken?);
+        let fetching = async {
+            let mut fetched = Vec::new();
+            for memory in &memory {
+                fetched.push(memory.fetch(&stream).await?);
+            }
+            stream.synchronize().await?;
+            anyhow::Ok(fetched)
+        };
+        let (fetched, time) = bench.timed(fetching).await;
+        row("fetch", time, bytes, back);
+        for (value, block) in fetched?.iter().enumerate() {
+            ensure!(
+                is_filled(block, &stream, value as u8).await?,
+                "contents of block {value}"
+            );
+        }
+    }
+    let copies = (tier.figures().spills, tier.figures().fetches);
+    ensure!(
+        copies == (count * rounds as u64, count * rounds as u64),
+        "{copies:?} copies"
+    );
+    Ok(())
+}
+
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let bench = open();
@@ -219,7 +288,14 @@ fn main() -> anyhow::Result<()> {
             println!("contents and addresses are right");
             anyhow::Ok(())
         })
-        .context("a region")
+        .context("a region")?;
+    drop((weights, cache, stream, pool));
+    bench
+        .run(async {
+            spills(&bench, options.rounds, piece, 16).await?;
+            spills(&bench, options.rounds, 2 << 20, 8 * piece >> 20).await
+        })
+        .context("spills")
 }
 
 #[cfg(feature = "cuda")]

@@ -115,8 +115,12 @@ impl Lane {
     /// Returns whether the stream is one of that other device, and only copies are noted on it.
     pub fn is_for_copies_of(&self, device: DeviceId) -> bool {
         let neighbour = self.neighbour.as_ref();
-        neighbour.is_some_and(|neighbour| neighbour.device.id() == device)
-            && self.is_for_copies.load(Ordering::Acquire)
+        neighbour.is_some_and(|neighbour| neighbour.device.id() == device) && self.is_for_copies()
+    }
+
+    /// Returns whether only copies are noted on the stream, which is of another pool.
+    pub fn is_for_copies(&self) -> bool {
+        self.is_for_copies.load(Ordering::Acquire)
     }
 
     /// Returns whether the stream is one of another device than the pool's.

@@ -1,6 +1,6 @@
 //! Suspending and resuming: of one region, or of several as one.
 
-use crate::copies::Copies;
+use crate::copies::{self, Copies, Host};
 use crate::error::RegionError;
 use crate::inner::{Changing, Shared, end_of};
 use crate::segment::{ASKED_AT_MOST, Mapped};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use weirpool::extend::{Absence, Charge};
-use weirpool::{CopyError, Terms};
+use weirpool::{CopyError, Tag, Terms};
 use weirpool_sync::worker;
 
 /// The regions of an operation, each once, in one order for all operations, with their turns.
@@ -91,8 +91,11 @@ async fn suspend_these(turns: &mut Turns) -> Result<u64, RegionError> {
         });
     }
     let parts: Vec<Vec<_>> = leaving.iter().map(Leaving::parts).collect();
-    let wanted = parts.iter().flatten().flat_map(|(.., parts)| parts);
-    let all = wanted.map(|part| part.end - part.start).sum();
+    let sizes: Vec<u64> = parts.iter().map(|parts| bytes_of(parts)).collect();
+    let all = sizes.iter().sum();
+    let sized = leaving.iter().zip(&sizes);
+    let pageable = sized.filter(|(one, _)| matches!(one.changing.0.host, Host::Pageable));
+    copies::expect_room(pageable.map(|(_, bytes)| bytes).sum(), all)?;
     for (one, parts) in leaving.iter_mut().zip(&parts) {
         for (address, bytes, parts) in parts {
             let copies = Copies::prepare(&one.changing.0.host, parts, all).await?;
@@ -109,6 +112,12 @@ async fn suspend_these(turns: &mut Turns) -> Result<u64, RegionError> {
         ended
     })
     .await
+}
+
+/// Returns the bytes of the parts of all segments.
+fn bytes_of(segments: &[(u64, u64, Vec<Range<u64>>)]) -> u64 {
+    let parts = segments.iter().flat_map(|(.., parts)| parts);
+    parts.map(|part| part.end - part.start).sum()
 }
 
 impl Leaving {
@@ -290,7 +299,11 @@ async fn resume(regions: Vec<Arc<Shared>>, terms: Terms) -> Result<(), RegionErr
     let charge = match bytes {
         0 => None,
         _ => {
-            let terms = first.terms(terms);
+            let tag = first
+                .tag
+                .or(terms.tag)
+                .or_else(|| tag_of_all(&turns.regions));
+            let terms = Terms { tag, ..terms };
             Some(first.pool.charge_for(bytes).terms(terms).await?)
         }
     };
@@ -307,6 +320,22 @@ async fn resume(regions: Vec<Arc<Shared>>, terms: Terms) -> Result<(), RegionErr
         ended
     })
     .await
+}
+
+/// Returns the tag of the terms on which all of the memory that regions lack was allocated, if it is one.
+fn tag_of_all(regions: &[Arc<Shared>]) -> Option<Tag> {
+    let tags = regions.iter().flat_map(|region| {
+        let state = region.state();
+        let lacking = state.segments.values();
+        let lacking = lacking.filter(|segment| segment.memory.is_none());
+        lacking.map(|segment| segment.tag).collect::<Vec<_>>()
+    });
+    let mut tags: Vec<_> = tags.collect();
+    tags.dedup();
+    match tags[..] {
+        [tag] => tag,
+        _ => None,
+    }
 }
 
 /// Returns the address and the bytes of each segment that has no memory.

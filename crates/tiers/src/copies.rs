@@ -81,10 +81,7 @@ impl Copies {
                 let size = range.end - range.start;
                 let held = match host {
                     Host::Nowhere => continue,
-                    Host::Pageable => {
-                        expect_room(size, bytes)?;
-                        Held::Pageable(Vec::new())
-                    }
+                    Host::Pageable => Held::Pageable(Vec::new()),
                     Host::Pinned(pool, stream) => {
                         Held::Pinned(allocate(pool, stream, size, bytes).await?)
                     }
@@ -191,9 +188,11 @@ impl Saving<'_> {
     }
 }
 
+/// Expects that the process gets room for copies in its own memory, before any of them is made.
+///
 /// # Errors
-/// Returns an error if the process gets no room for this many bytes.
-fn expect_room(size: u64, bytes: u64) -> Result<(), RegionError> {
+/// Returns an error if it does not, which says how many `bytes` are to be copied in all.
+pub(crate) fn expect_room(size: u64, bytes: u64) -> Result<(), RegionError> {
     let refused = Vec::<u8>::new().try_reserve_exact(size as usize);
     refused.map_err(|_| RegionError::HostFull {
         bytes,

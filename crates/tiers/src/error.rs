@@ -1,8 +1,8 @@
-//! Errors of regions.
+//! Errors of regions and of spillable memory.
 
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::device::DeviceError;
+use weirpool::device::{DeviceError, MemoryKind};
 use weirpool::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 use weirpool_heap::units::Bytes;
 
@@ -88,4 +88,28 @@ pub enum RegionError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+/// The reason why a [`HostTier`](crate::HostTier) was not made, or memory was not [fetched](crate::Spillable::fetch).
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpillError {
+    /// The pool of a host tier is not of pinned memory.
+    #[error(
+        "a host tier keeps contents in pinned memory, and the pool's memory is {kind:?}; build the pool with \
+         `Upstream::Pinned`"
+    )]
+    NotPinned {
+        /// The pool's kind of memory.
+        kind: MemoryKind,
+    },
+    /// The request for memory failed. The contents stay on the host.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The copy back was not submitted. The contents stay on the host.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The stream was not made, or cannot use the memory.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
 }

@@ -142,7 +142,7 @@ impl Shared {
         let charge = self.pool.charge_for(planned.bytes()).terms(terms).await?;
         let taken = self.take(charge, until).await?;
         let resident = held()?;
-        let segment = Segment::new(taken)?;
+        let segment = Segment::new(taken, terms.tag)?;
         let grant = planned.commit(segment);
         Ok((grant.expect("the plan was committed with memory"), resident))
     }

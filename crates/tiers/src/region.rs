@@ -260,7 +260,8 @@ impl Region {
         self.allocate_on(stream, bytes, Terms::default())
     }
 
-    /// [`allocate`](Self::allocate) on terms. The tag of the terms is charged if the region has none.
+    /// [`allocate`](Self::allocate) on terms. The tag of the terms is charged if the region has none; and again after a resumption
+    /// whose terms have none, unless other memory of the region was charged to another one.
     ///
     /// # Errors
     /// Returns those of [`allocate`](Self::allocate), and an error when the time is over:

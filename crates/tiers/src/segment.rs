@@ -4,6 +4,7 @@
 use crate::copies::Copies;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use weirpool::Tag;
 use weirpool::device::{Chunk, Device, DeviceError};
 use weirpool::extend::Charge;
 
@@ -29,6 +30,8 @@ pub(crate) struct Segment {
     pub(crate) memory: Option<Mapped>,
     /// The contents, while there is no memory.
     pub(crate) copies: Arc<Copies>,
+    /// What the first memory was charged to.
+    pub(crate) tag: Option<Tag>,
     addresses: Addresses,
 }
 
@@ -37,11 +40,12 @@ impl Segment {
     ///
     /// # Errors
     /// Returns the device's error. The memory is given back then.
-    pub(crate) fn new(memory: Taken) -> Result<Self, DeviceError> {
+    pub(crate) fn new(memory: Taken, tag: Option<Tag>) -> Result<Self, DeviceError> {
         let addresses = Addresses::reserve(&memory.device, memory.bytes())?;
         Ok(Self {
             memory: Some(memory.map(addresses.start)?),
             copies: Arc::default(),
+            tag,
             addresses,
         })
     }

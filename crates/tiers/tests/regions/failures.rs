@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures::future::{Either, join, select};
 use std::time::{Duration, Instant};
-use weirpool::device::sim::{Call, Fault, Operation, SimDevice, SimStream};
+use weirpool::device::sim::{Backing, Call, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{
     Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, MemoryKind, RawStream,
     StreamProperties,
@@ -837,4 +837,70 @@ fn waiting_does_not_spin() {
     };
     drop((entered, block));
     assert!(polls < 50, "{polls} polls");
+}
+
+/// Failure: memory that was charged to the tag of its allocation is charged to nobody once it is back.
+#[test]
+fn tag_of_an_allocation_is_charged_again_after_a_resumption() {
+    let (device, pool, stream) = start(64 * MIB);
+    let tags = ["regions: first", "regions: second"].map(Tag::new);
+    let weights = region(&pool, "weights", Keep::OnHost);
+    let allocate = |tag| {
+        let terms = weirpool::Terms {
+            tag: Some(tag),
+            ..weirpool::Terms::default()
+        };
+        let block = weights.allocate_on(&stream, 4 * MIB, terms);
+        device.block_on(block).unwrap()
+    };
+    let charged = |tag| pool.tag(tag).statistics().used.current;
+    let blocks = [allocate(tags[0]), allocate(tags[0])];
+    device.block_on(weights.suspend()).unwrap();
+    assert_eq!(tags.map(charged), [0, 0]);
+    resume(&device, &weights).unwrap();
+    assert_eq!(tags.map(charged), [8 * MIB, 0]);
+    // The terms of a resumption come first.
+    device.block_on(weights.suspend()).unwrap();
+    let terms = weirpool::Terms {
+        tag: Some(tags[1]),
+        ..weirpool::Terms::default()
+    };
+    let resuming = weights.resume().terms(terms);
+    device.block_on(resuming.into_future()).unwrap();
+    assert_eq!(tags.map(charged), [0, 8 * MIB]);
+    // No tag is charged for memory of another one.
+    device.block_on(weights.suspend()).unwrap();
+    resume(&device, &weights).unwrap();
+    let other = allocate(tags[1]);
+    device.block_on(weights.suspend()).unwrap();
+    resume(&device, &weights).unwrap();
+    assert_eq!(tags.map(charged), [0, 0]);
+    drop((blocks, other));
+    settle(&device, || pool.inspect().statistics().charged == 0);
+}
+
+/// Failure: the host has room for each part, but not for all of them, which is found after some of it was filled.
+#[test]
+fn pageable_memory_of_the_host_is_asked_for_as_a_whole() {
+    const HUGE: u64 = 1 << 45;
+    if Vec::<u8>::new().try_reserve_exact(HUGE as usize).is_ok() {
+        // This host promises memory that it does not have.
+        return;
+    }
+    let device = SimDevice::builder()
+        .memory(HUGE)
+        .backing(Backing::AddressesOnly)
+        .build();
+    let pool = Pool::builder(device.clone()).build().unwrap();
+    let stream = pool.create_stream().unwrap();
+    let weights = region(&pool, "weights", Keep::OnHostPageable);
+    let block = allocate(&device, &weights, &stream, HUGE);
+    let begin = Instant::now();
+    match device.block_on(weights.suspend()) {
+        Err(RegionError::HostFull { bytes, .. }) => assert_eq!(bytes, HUGE),
+        other => panic!("{other:?}"),
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(!weights.is_suspended());
+    stream.record_use(&block).unwrap();
 }

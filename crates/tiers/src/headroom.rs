@@ -1,0 +1,52 @@
+//! Memory that is freed ahead of need.
+
+use crate::sleep::Sleep;
+use std::ops::Range;
+use std::time::Duration;
+use weirpool::Pool;
+
+/// The time between two looks at a pool.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Frees memory of a pool ahead of need, so that a request need not wait for a copy: whenever fewer bytes are left than
+/// `free.start`, it evicts until `free.end` bytes are, or nothing is evictable. [Evictable](weirpool::Evictable) memory is
+/// evicted in the pool's order, whether it is [spillable](crate::Spillable) or not.
+///
+/// Bytes are left that no block, charge or reservation holds, freed ones that are pending among them. It looks every
+/// millisecond of the device's clock, and evicts between two requests rather than in one. Spawn it beside a service. It ends
+/// when the last handle of the pool is dropped, and keeps none itself; dropping it ends it at once.
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_tiers::keep_headroom;
+/// # use std::{pin::pin, task::{Context, Waker}};
+/// let device = SimDevice::new();
+/// let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
+/// let stream = pool.create_stream()?;
+/// let cached = [(); 4].map(|()| pool.try_allocate(&stream, 16 << 20).map(|block| block.into_evictable()));
+/// let mut headroom = pin!(keep_headroom(&pool, 8 << 20..32 << 20)); // to be spawned
+/// # let _ = headroom.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+/// assert_eq!(pool.inspect().statistics().evictions, 2);
+/// # drop(cached);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn keep_headroom(pool: &Pool, free: Range<u64>) -> impl Future<Output = ()> + Send + use<> {
+    let (device, pool) = (pool.device().clone(), pool.downgrade());
+    async move {
+        while let Some(pool) = pool.upgrade() {
+            let left = left_of(&pool);
+            if left < free.start {
+                pool.maintain().evict(free.end.saturating_sub(left));
+            }
+            drop(pool);
+            Sleep::after(&device, PAUSE).await;
+        }
+    }
+}
+
+/// Returns the bytes that nobody holds.
+fn left_of(pool: &Pool) -> u64 {
+    let statistics = pool.inspect().statistics();
+    let held = statistics.used.current + statistics.charged;
+    statistics.leased.saturating_sub(held)
+}

@@ -1,0 +1,63 @@
+//! Which memory is spilled.
+
+use crate::site::{MIB, Site};
+use weirpool::device::sim::{Backing, SimDevice};
+use weirpool_tiers::Spillable;
+
+const CACHE: u64 = 1024 * MIB;
+const WANTED: u64 = 896 * MIB;
+const BLOCK: u64 = MIB / 4;
+
+/// A cache that fills the device, with eight blocks in a chunk. Each of `stride` rounds uses every `stride`th block, so the
+/// oldest blocks lie in different chunks. kvcached's table: 0.84, 0.75, 0.50 and 0.03 GB of 0.88 are freed by age.
+fn cache(stride: usize) -> (Site, Vec<Spillable>) {
+    let device = SimDevice::builder()
+        .memory(CACHE)
+        .host_memory(CACHE)
+        .backing(Backing::AddressesOnly)
+        .build();
+    let site = Site::on(device, CACHE, CACHE);
+    let blocks = (0..CACHE / BLOCK).map(|_| site.spillable(BLOCK, 0));
+    let mut blocks: Vec<_> = blocks.collect();
+    let address = |block: &Spillable| site.fetch(block).unwrap().address();
+    blocks.sort_by_cached_key(address);
+    for first in 0..stride {
+        for block in blocks.iter().skip(first).step_by(stride) {
+            drop(site.fetch(block).unwrap());
+        }
+    }
+    (site, blocks)
+}
+
+/// By age, chunks are free only where the oldest blocks lie together. The pool spills for requests what frees whole chunks,
+/// and at most a ninth more: some blocks are too young to go before their turn.
+#[test]
+fn memory_is_spilled_by_the_chunks_that_it_frees() {
+    for (stride, freed_by_age) in [(1, 896), (2, 768), (4, 512), (8, 0)] {
+        let (site, blocks) = cache(stride);
+        site.pool.maintain().evict(WANTED);
+        site.device.advance_to_end();
+        site.device.block_on(site.stream.synchronize()).unwrap();
+        let freed = site.pool.trim_to(0).unwrap().released / MIB;
+        assert_eq!(freed, freed_by_age, "stride {stride}");
+        drop(blocks);
+        site.end();
+
+        let (site, blocks) = cache(stride);
+        let request = || site.pool.allocate(&site.stream, 2 * MIB);
+        let granted: Vec<_> = (0..WANTED / (2 * MIB))
+            .map(|_| site.device.block_on(request()).unwrap())
+            .collect();
+        let spilled = site.tier.figures().spilled;
+        println!(
+            "stride {stride}: {freed} MiB by age, {} MiB spilled",
+            spilled / MIB
+        );
+        assert!(
+            (WANTED..=WANTED * 10 / 9).contains(&spilled),
+            "stride {stride}"
+        );
+        drop((granted, blocks));
+        site.end();
+    }
+}
