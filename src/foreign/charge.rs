@@ -2,13 +2,13 @@
 
 use crate::engine::charging;
 use crate::handles::Presence;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Tag};
 use crate::sync::plain::{Arc, Weak};
+use std::fmt;
 
 /// Bytes of a pool's capacity that memory outside of the pool takes up, from [`Pool::charge`](crate::Pool::charge) and
 /// [`Pool::charge_for`](crate::Pool::charge_for). Dropping it gives them back, which serves waiting requests. It does not
 /// keep the pool alive.
-#[derive(Debug)]
 #[must_use = "the bytes are given back when it is dropped"]
 pub struct Charge {
     pool: Weak<Presence>,
@@ -55,5 +55,11 @@ impl Drop for Charge {
         if let Some(tag) = self.tag {
             pool.service.count_freed(tag, self.bytes);
         }
+    }
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Charge({})", Bytes(self.bytes))
     }
 }

@@ -29,7 +29,10 @@ async fn idle_server_sleeps_and_its_next_request_wakes_it() {
     let (weights, server) = (weights(&config), start(config).await);
     let prompt = prompt(1, 20);
     for _ in 0..3 {
+        // The copies are made in the background, in real time: a paused clock would pass the time limit meanwhile.
+        tokio::time::resume();
         let (status, answer) = post(&server, &body(&prompt, 20)).await;
+        tokio::time::pause();
         assert_eq!(status, StatusCode::OK, "{answer}");
         assert_right(&weights, &prompt, &tokens_of(&answer));
         assert_eq!(suspended(&server), 0);
@@ -42,7 +45,6 @@ async fn idle_server_sleeps_and_its_next_request_wakes_it() {
                 "it does not sleep"
             );
             tokio::time::sleep(Duration::from_secs(1)).await;
-            // The copies are made in the background, in real time.
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(server.pool().inspect().statistics().charged, 0);
