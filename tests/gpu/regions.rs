@@ -8,7 +8,7 @@ use futures::executor::block_on;
 use std::future::IntoFuture;
 use std::time::Duration;
 use weirpool::device::MemoryKind;
-use weirpool::{Block, PoolBuilder, StreamError, Upstream};
+use weirpool::{Block, Pool, StreamError, Upstream};
 use weirpool_tiers::{
     HostTier, IntoSpillable, Keep, RegionError, Regions, resume_all, suspend_all,
 };
@@ -136,7 +136,7 @@ pub(crate) fn resumption_waits_for_memory_of_others() {
 pub(crate) fn contents_are_spilled_and_fetched() {
     let site = Site::<Here>::new(64 * MIB);
     let [worker, other] = site.workers();
-    let host = PoolBuilder::new(site.pool.device().clone())
+    let host = Pool::builder(site.pool.device().clone())
         .upstream(Upstream::Pinned)
         .capacity(96 * MIB)
         .build()
