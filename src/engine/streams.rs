@@ -38,7 +38,7 @@ impl Streams {
         );
         Self {
             neutral: Arc::new(neutral),
-            lanes: Busy::new(Guards::Registry, Registry::new()),
+            lanes: Busy::new(Guards::Registry, Registry::default()),
             active,
             events: Arc::new(Events::new(device.clone())),
             neighbours: Neighbours::new(device.clone()),

@@ -293,7 +293,7 @@ fn main() -> anyhow::Result<()> {
     bench
         .run(async {
             spills(&bench, options.rounds, piece, 16).await?;
-            spills(&bench, options.rounds, 2 << 20, 8 * piece >> 20).await
+            spills(&bench, options.rounds, 2 << 20, (8 * piece) >> 20).await
         })
         .context("spills")
 }

@@ -117,9 +117,8 @@ pub struct Registry {
     next: u64,
 }
 
-impl Registry {
-    /// Has no stream yet.
-    pub fn new() -> Self {
+impl Default for Registry {
+    fn default() -> Self {
         Self {
             lanes: Lanes::default(),
             leaving: BTreeMap::new(),
@@ -128,7 +127,9 @@ impl Registry {
             next: 1,
         }
     }
+}
 
+impl Registry {
     /// Returns an id that no other stream of the pool ever has (invariant `stable-ids`).
     pub fn next_id(&mut self) -> StreamId {
         let id = StreamId(self.next);

@@ -3,7 +3,7 @@
 
 use weirpool_sync::{Ordering, SharedFlag, SharedNumber};
 
-/// See the [module](self).
+/// A mark on the reserved bytes of a pool.
 #[derive(Debug)]
 pub struct SoftCap {
     /// `u64::MAX` for none.
