@@ -29,7 +29,8 @@ typedef void *any_t;
 /* The stream of a function whose default stream is that of the thread: CU_STREAM_PER_THREAD. */
 static stream_t own(stream_t stream) { return stream ? stream : (stream_t)2; }
 
-/* Each call that is replaced: symbol of the driver, function of the pool, parameters, arguments. */
+/* Each call that is replaced: symbol of the driver, function of the pool, parameters, arguments. The first version of
+ * cuStreamBeginCapture has no mode, and ignores the argument. */
 #define CALLS(X) \
   X(cuMemAlloc_v2, cuMemAlloc, (any_t p, size_t n), p, n) \
   X(cuMemAllocPitch_v2, cuMemAllocPitch, (any_t p, any_t pitch, size_t w, size_t h, unsigned e), p, pitch, w, h, e) \
@@ -62,6 +63,9 @@ static stream_t own(stream_t stream) { return stream ? stream : (stream_t)2; }
   X(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, (any_t c, unsigned f), c, f) \
   X(cuCtxDisablePeerAccess, cuCtxDisablePeerAccess, (any_t c), c) \
   X(cuStreamDestroy_v2, cuStreamDestroy, (stream_t s), s) \
+  X(cuStreamDestroy, cuStreamDestroy, (stream_t s), s) \
+  X(cuStreamBeginCapture, cuStreamBeginCapture, (stream_t s), s, 0) \
+  X(cuStreamBeginCapture_ptsz, cuStreamBeginCapture, (stream_t s), own(s), 0) \
   X(cuStreamBeginCapture_v2, cuStreamBeginCapture, (stream_t s, int m), s, m) \
   X(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture, (stream_t s, int m), own(s), m) \
   X(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph, \
@@ -71,9 +75,13 @@ static stream_t own(stream_t stream) { return stream ? stream : (stream_t)2; }
   X(cuStreamEndCapture, cuStreamEndCapture, (stream_t s, any_t g), s, g) \
   X(cuStreamEndCapture_ptsz, cuStreamEndCapture, (stream_t s, any_t g), own(s), g) \
   X(cuCtxDestroy_v2, cuCtxDestroy, (any_t c), c) \
+  X(cuCtxDestroy, cuCtxDestroy, (any_t c), c) \
+  X(cuGreenCtxDestroy, cuGreenCtxDestroy, (any_t c), c) \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (any_t c, int d), c, d) \
   X(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, (int d), d) \
+  X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, (int d), d) \
   X(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, (int d), d) \
+  X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset, (int d), d) \
   X(nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo, (any_t d, any_t m), d, m) \
   X(nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetMemoryInfo_v2, (any_t d, any_t m), d, m)
 
@@ -108,6 +116,8 @@ static const struct { const char *symbol, *pool; void *wrapper; } calls[COUNT] =
 #define ROW(symbol, name, ...) {#symbol, "weirpool_" #name, (void *)wrap_##symbol},
   CALLS(ROW)
 };
+
+static int starts(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
 
 static void say(const char *text) {
   ssize_t ignored = write(2, text, strlen(text));
@@ -169,16 +179,26 @@ static void *replaced_symbol(const char *symbol, void *driver) {
   return replaced(symbol, driver);
 }
 
-/* cuGetProcAddress knows the functions by names without versions. Of most it returns the newest version; it has one of its own
- * since CUDA 12 that takes an argument more. */
+/* The functions whose second version takes another argument, or is another function, and the version of CUDA that has it
+ * first. The second versions of all other functions are older than cuGetProcAddress' oldest callers. */
+static const struct { const char *name; int since; } seconds[] = {
+  {"cuGetProcAddress", 12000}, {"cuDevicePrimaryCtxRelease", 11000}, {"cuDevicePrimaryCtxReset", 11000},
+  {"cuStreamBeginCapture", 10010}, {"cuStreamDestroy", 4000}, {"cuCtxDestroy", 4000},
+};
+
+/* cuGetProcAddress knows the functions by names without versions, and returns the newest one that the caller's version of
+ * CUDA has. */
 static void *replaced_address(const char *name, int version, int is_per_thread, void *driver) {
   static const char *const suffixes[2][4] = {{"_v2", ""}, {"_v2_ptsz", "_ptsz", "_v2", ""}};
   size_t length = strlen(name);
   char symbol[64];
   if (length + sizeof "_v2_ptsz" > sizeof symbol) return driver;
   memcpy(symbol, name, length);
-  int first = !strcmp(name, "cuGetProcAddress") && version < 12000;
-  for (int i = first; i < 4 && suffixes[is_per_thread][i]; i++) {
+  int is_first = 0;
+  for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
+    is_first |= version < seconds[i].since && !strcmp(name, seconds[i].name);
+  for (int i = 0; i < 4 && suffixes[is_per_thread][i]; i++) {
+    if (is_first && starts(suffixes[is_per_thread][i], "_v2")) continue;
     strcpy(symbol + length, suffixes[is_per_thread][i]);
     void *wrapper = replaced_symbol(symbol, driver);
     if (wrapper != driver) return wrapper;
@@ -188,8 +208,6 @@ static void *replaced_address(const char *name, int version, int is_per_thread, 
 
 /* What an object is to this library. */
 enum { PROGRAM, DRIVER, POOL };
-
-static int starts(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
 
 static int kind_of(const struct link_map *map) {
   const char *slash = strrchr(map->l_name, '/'), *name = slash ? slash + 1 : map->l_name;
@@ -202,6 +220,13 @@ enum { GLOB_DAT = R_X86_64_GLOB_DAT, ABSOLUTE = R_X86_64_64 };
 #else
 enum { GLOB_DAT = R_AARCH64_GLOB_DAT, ABSOLUTE = R_AARCH64_ABS64 };
 #endif
+
+/* Returns whether an address lies in an object of the driver: a program may have functions of the same names. */
+static int is_drivers(void *address) {
+  Dl_info info;
+  struct link_map *map = 0;
+  return dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP) && map && kind_of(map) == DRIVER;
+}
 
 /* Replaces the driver's functions in the addresses of an object that the linker has relocated. */
 static void patch(const struct link_map *map) {
@@ -222,7 +247,9 @@ static void patch(const struct link_map *map) {
     const Elf64_Sym *symbol = &symbols[ELF64_R_SYM(row[i].r_info)];
     if ((type != GLOB_DAT && type != ABSOLUTE) || symbol->st_shndx != SHN_UNDEF) continue;
     void **place = (void **)(map->l_addr + row[i].r_offset), *driver = *place;
-    void *wrapper = driver ? replaced_symbol(names + symbol->st_name, driver) : 0;
+    const char *name = names + symbol->st_name;
+    if (!driver || !(starts(name, "cu") || starts(name, "nvml")) || !is_drivers(driver)) continue;
+    void *wrapper = replaced_symbol(name, driver);
     /* The page may be read-only since its addresses are known. It stays writable. */
     if (wrapper != driver && !mprotect((void *)((uintptr_t)place & -page), page, PROT_READ | PROT_WRITE)) *place = wrapper;
   }

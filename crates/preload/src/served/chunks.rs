@@ -72,38 +72,63 @@ pub(super) fn mapped(address: u64, handle: u64) {
     }
 }
 
-/// Removes a handle of a chunk.
-pub(super) fn released(handle: u64) {
-    let gone = chunks().disown(handle);
-    drop(gone);
+/// An owner that was removed: its address if it is a mapping, its chunk, and the charge if it was the last owner.
+pub(super) struct Removed(Option<u64>, u64, Option<Charge>);
+
+/// Removes a handle of a chunk, before the driver can give its number to another.
+pub(super) fn release(handle: u64) -> Vec<Removed> {
+    let mut chunks = chunks();
+    let removed = chunks.disown(handle);
+    removed
+        .map(|charge| Removed(None, handle, charge))
+        .into_iter()
+        .collect()
+}
+
+/// Restores owners whose removal the driver refused.
+pub(super) fn restore(removed: Vec<Removed>) {
+    let mut chunks = chunks();
+    for Removed(mapping, handle, charge) in removed {
+        match charge {
+            Some(charge) => {
+                chunks.owners.insert(handle, (charge, 1));
+            }
+            None => {
+                if let Some((_, owners)) = chunks.owners.get_mut(&handle) {
+                    *owners += 1;
+                }
+            }
+        }
+        chunks
+            .mappings
+            .extend(mapping.map(|address| (address, handle)));
+    }
 }
 
 /// Removes the mappings of a range.
-pub(super) fn unmapped(address: u64, bytes: u64) {
+pub(super) fn unmap(address: u64, bytes: u64) -> Vec<Removed> {
     let mut chunks = chunks();
     let end = Bound::Excluded(address.saturating_add(bytes));
     let inside = chunks.mappings.range((Bound::Included(address), end));
     let inside: Vec<_> = inside
         .map(|(address, handle)| (*address, *handle))
         .collect();
-    let mut gone = Vec::new();
+    let mut removed = Vec::new();
     for (address, handle) in inside {
         chunks.mappings.remove(&address);
-        gone.extend(chunks.disown(handle));
+        let charge = chunks.disown(handle);
+        removed.extend(charge.map(|charge| Removed(Some(address), handle, charge)));
     }
-    drop(chunks);
-    // Outside of the lock: waiting requests may be granted.
-    drop(gone);
+    removed
 }
 
 impl Chunks {
-    /// Removes an owner of a chunk. Returns its charge if this was the last one.
-    fn disown(&mut self, handle: u64) -> Option<Charge> {
+    /// Removes an owner of a chunk that is known. Returns its charge if this was the last one.
+    fn disown(&mut self, handle: u64) -> Option<Option<Charge>> {
         let (_, owners) = self.owners.get_mut(&handle)?;
         *owners -= 1;
-        if *owners > 0 {
-            return None;
-        }
-        self.owners.remove(&handle).map(|(charge, _)| charge)
+        let is_last = *owners == 0;
+        let charge = is_last.then(|| self.owners.remove(&handle)).flatten();
+        Some(charge.map(|(charge, _)| charge))
     }
 }

@@ -3,6 +3,7 @@
 use super::answer::Answer;
 use super::counts::{Passed, count_failure};
 use super::driver::{self, OUT_OF_MEMORY, Status};
+use super::frees;
 use super::handle::Handle;
 use super::message::program;
 use super::turns::Turns;
@@ -42,7 +43,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Makes the pool of a context.
+    /// Makes the pool of a context, which is the current one.
     ///
     /// # Errors
     /// Returns an error if the device or the broker refuses.
@@ -50,7 +51,7 @@ impl Context {
         handle: usize,
         settings: Settings,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let device = driver::in_context(handle, driver::device_of_current);
+        let device = driver::device_of_current();
         let device = device.map_err(|status| format!("the driver answers {status}"))?;
         // SAFETY: the context is that of the device. The handle is leaked, so that cudarc destroys nothing; `close` is called
         // before the program destroys the context, and the driver is not called after it.
@@ -93,16 +94,20 @@ impl Context {
         let request = || self.pool.allocate(stream, bytes).terms(self.terms);
         let plainly = || {
             request().try_now().or_else(|error| match error.class() {
-                ErrorClass::Busy { .. } => request().blocking(),
+                ErrorClass::Busy { .. } => {
+                    frees::free_deferred();
+                    request().blocking()
+                }
                 _ => Err(error),
             })
         };
         let allocated = match &self.turns {
             None => plainly(),
             Some(turns) => {
+                frees::free_deferred();
                 let drawn = turns.allocate((&self.pool, self.terms), stream, bytes);
                 let block = drawn.and_then(|drawn| drawn.map_or_else(plainly, Ok));
-                block.inspect(|block| turns.taken(block.requested()))
+                block.inspect_err(|_| turns.freed(bytes))
             }
         };
         match allocated {
@@ -138,6 +143,7 @@ impl Context {
         bytes: u64,
         allocate: impl Fn() -> Result<u64, Status>,
     ) -> Answer<(u64, Charge)> {
+        frees::free_deferred();
         let charge = match self.pool.charge_for(bytes).terms(self.terms).blocking() {
             Ok(charge) => charge,
             Err(error) => return refused(&error),

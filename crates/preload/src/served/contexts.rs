@@ -9,7 +9,7 @@ use super::context::Context;
 use super::counts::Passed;
 use super::driver::{self, OUT_OF_MEMORY};
 use super::message::say;
-use super::{captures, fork, page};
+use super::{captures, fork, page, peers, pools};
 use crate::settings::{BROKER, Settings};
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -118,8 +118,10 @@ fn open(handle: usize) -> Opened {
     }
     fork::watch();
     let made = Settings::of_environment().and_then(|settings| {
-        let made = Context::new(handle, settings.clone());
-        made.map_err(|error| error.to_string())
+        // Its making makes the context current.
+        let made = driver::in_context(handle, || Ok(Context::new(handle, settings)));
+        made.map_err(|status| format!("the driver answers {status}"))?
+            .map_err(|error| error.to_string())
     });
     let made = match made {
         Ok(context) => {
@@ -129,6 +131,7 @@ fn open(handle: usize) -> Opened {
             if let (1, Some(port)) = (ever.len(), context.settings.page) {
                 page::serve(&context.pool, port);
             }
+            pools::set_up(context);
             Opened::Pool(context)
         }
         Err(reason) => {
@@ -142,5 +145,9 @@ fn open(handle: usize) -> Opened {
         }
     };
     opened.push((handle, made));
+    drop(opened);
+    if let Opened::Pool(context) = made {
+        peers::set_up(context);
+    }
     made
 }

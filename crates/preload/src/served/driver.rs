@@ -37,7 +37,7 @@ pub(super) fn device_of_current() -> Result<c_int, Status> {
     Ok(device)
 }
 
-/// Makes a context current for a call.
+/// Makes a context current for a call, and then the one that was current.
 ///
 /// # Errors
 /// Returns the driver's error, or that of the call.
@@ -45,16 +45,19 @@ pub(super) fn in_context<T>(
     context: usize,
     call: impl FnOnce() -> Result<T, Status>,
 ) -> Result<T, Status> {
-    if current() == Some(context) {
-        return call();
+    struct Pushed;
+    impl Drop for Pushed {
+        fn drop(&mut self) {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: the call writes to the variable.
+            unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        }
     }
     // SAFETY: the context lives, as its pool does; the one that was current becomes current again.
     checked(unsafe { sys::cuCtxPushCurrent_v2(context as CUcontext) })?;
-    let answer = call();
-    let mut popped = std::ptr::null_mut();
-    // SAFETY: as above.
-    checked(unsafe { sys::cuCtxPopCurrent_v2(&mut popped) })?;
-    answer
+    // Also if the call makes another context current, or panics.
+    let _pushed = Pushed;
+    call()
 }
 
 /// Waits for all work of a context.
@@ -77,16 +80,43 @@ pub(super) unsafe fn context_of(stream: usize) -> Result<usize, Status> {
     Ok(context as usize)
 }
 
-/// Returns whether a stream is not known to be outside of every capture.
+/// Returns whether a stream is part of a capture.
+///
+/// # Errors
+/// Returns the driver's error: the default stream must not be asked for during some captures.
 ///
 /// # Safety
 /// The stream is not destroyed.
-pub(super) unsafe fn may_be_captured(stream: usize) -> bool {
+pub(super) unsafe fn is_captured(stream: usize) -> Result<bool, Status> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller guarantees the stream; the call writes to the variable.
-    let asked = unsafe { sys::cuStreamIsCapturing(stream as CUstream, &mut status) };
-    asked != CUresult::CUDA_SUCCESS
-        || status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    checked(unsafe { sys::cuStreamIsCapturing(stream as CUstream, &mut status) })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Ends the capture of a stream, and destroys its graph.
+///
+/// # Safety
+/// The stream is not destroyed.
+pub(super) unsafe fn end_capture(stream: usize) {
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the caller guarantees the stream; the call writes to the variable.
+    let ended = unsafe { sys::cuStreamEndCapture(stream as CUstream, &mut graph) };
+    if checked(ended).is_ok() && !graph.is_null() {
+        // SAFETY: the graph is of this function.
+        unsafe { sys::cuGraphDestroy(graph) };
+    }
+}
+
+/// Returns the context of a green context.
+///
+/// # Safety
+/// The green context is not destroyed.
+pub(super) unsafe fn context_of_green(green: usize) -> Result<usize, Status> {
+    let mut context: CUcontext = std::ptr::null_mut();
+    // SAFETY: the caller guarantees the green context; the call writes to the variable.
+    checked(unsafe { sys::cuCtxFromGreenCtx(&mut context, green as sys::CUgreenCtx) })?;
+    Ok(context as usize)
 }
 
 /// Returns the handle of the default pool of a device.

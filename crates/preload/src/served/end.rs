@@ -23,11 +23,13 @@ extern "C" fn end() {
         return;
     }
     let _ = catch_unwind(|| {
-        for (at, context) in contexts::ever().into_iter().enumerate() {
+        let contexts = contexts::ever();
+        for (at, context) in contexts.iter().enumerate() {
             record(context, at);
-            if !context.settings.is_quiet {
-                report(context);
-            }
+        }
+        if contexts.first().is_some_and(|first| !first.settings.is_quiet) {
+            let figures: Vec<_> = contexts.into_iter().map(figures).collect();
+            say(&format!("{}{Counts}", figures.join("; ")));
         }
     });
 }
@@ -59,7 +61,8 @@ fn named(file: &Path, is_first: bool, at: usize) -> PathBuf {
     name.into()
 }
 
-fn report(context: &Context) {
+/// Returns the figures of a context's pool.
+fn figures(context: &Context) -> String {
     let read = context.pool.inspect().statistics();
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let waits = match read.waits.served {
@@ -75,13 +78,13 @@ fn report(context: &Context) {
         admitted => format!(", {admitted} of the driver's admitted"),
     };
     let plural = if read.allocations == 1 { "" } else { "s" };
-    say(&format!(
-        "{} allocation{plural}{admitted} on device {}, at most {:.1} MiB used and {:.1} MiB reserved{waits}{left}{Counts}",
+    format!(
+        "{} allocation{plural}{admitted} on device {}, at most {:.1} MiB used and {:.1} MiB reserved{waits}{left}",
         read.allocations,
         context.device,
         mib(read.used.high),
         mib(read.reserved.high),
-    ));
+    )
 }
 
 #[cfg(test)]

@@ -90,7 +90,6 @@ fn unless_captured<T>(call: impl FnOnce() -> Answer<T>) -> Answer<T> {
 /// Allocates memory in no stream's order.
 fn synchronous(bytes: usize, driver: impl Fn(Place) -> Status) -> Answer<u64> {
     unless_captured(|| {
-        frees::free_deferred();
         contexts::of_current().and_then(|context| match context.settings.is_plain {
             false => context
                 .allocate_synchronously(bytes as u64)
@@ -118,16 +117,25 @@ fn written(driver: impl Fn(Place) -> Status) -> Result<u64, Status> {
     }
 }
 
+/// Allocates in the order of a stream, if the pool serves its device.
+///
 /// # Safety
 /// The stream is not destroyed.
-unsafe fn ordered(bytes: usize, stream: usize) -> Answer<u64> {
+unsafe fn ordered(
+    bytes: usize,
+    stream: usize,
+    is_served: impl FnOnce(c_int) -> bool,
+) -> Answer<u64> {
     // SAFETY: guaranteed by the caller.
-    if unsafe { captures::may_have(stream) } {
+    if unsafe { captures::has(stream) } != Ok(false) {
         return Answer::Passed(Passed::Capture);
     }
     // SAFETY: as above.
     unsafe {
         streams::with(stream, |known| {
+            if !is_served(known.context.device) {
+                return Answer::Passed(Passed::ForeignPool);
+            }
             let block = known.context.allocate(&known.stream, bytes as u64);
             block.map(|block| held(known.context, block))
         })
@@ -215,7 +223,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemRelease(
     driver: unsafe extern "C" fn(u64) -> Status,
     handle: u64,
 ) -> Status {
-    noted(|| unsafe { driver(handle) }, || chunks::released(handle))
+    removing(|| unsafe { driver(handle) }, || chunks::release(handle))
 }
 
 #[unsafe(no_mangle)]
@@ -224,6 +232,9 @@ pub(super) unsafe extern "C" fn weirpool_cuMemRetainAllocationHandle(
     place: Place,
     address: usize,
 ) -> Status {
+    if is_refused("cuMemRetainAllocationHandle", address as u64) {
+        return INVALID_VALUE;
+    }
     noted(
         || unsafe { driver(place, address) },
         || chunks::retained(unsafe { *place }),
@@ -250,7 +261,24 @@ pub(super) unsafe extern "C" fn weirpool_cuMemUnmap(
     bytes: usize,
 ) -> Status {
     let call = || unsafe { driver(address, bytes) };
-    noted(call, || chunks::unmapped(address, bytes as u64))
+    removing(call, || chunks::unmap(address, bytes as u64))
+}
+
+/// Removes owners of chunks before the driver's call, and restores them if that fails.
+fn removing(
+    driver: impl FnOnce() -> Status,
+    remove: impl FnOnce() -> Vec<chunks::Removed>,
+) -> Status {
+    let removed = served(|| Answer::Served(remove()));
+    let status = driver();
+    if let Answer::Served(removed) = removed {
+        note(|| match status {
+            // Waiting requests may be granted.
+            SUCCESS => drop(removed),
+            _ => chunks::restore(removed),
+        });
+    }
+    status
 }
 
 /// Has the driver answer, and notes its success.
@@ -269,10 +297,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAllocAsync(
     bytes: usize,
     stream: usize,
 ) -> Status {
-    let serve = || match pools::is_foreign_current() {
-        true => Answer::Passed(Passed::ForeignPool),
-        false => unsafe { ordered(bytes, stream) },
-    };
+    let serve = || unsafe { ordered(bytes, stream, |device| !pools::is_foreign(device)) };
     unsafe { give(place, bytes, serve, || driver(place, bytes, stream)) }
 }
 
@@ -285,7 +310,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemAllocFromPoolAsync(
     stream: usize,
 ) -> Status {
     let serve = || match pools::device_of(pool) {
-        Some(_) => unsafe { ordered(bytes, stream) },
+        Some(of) => unsafe { ordered(bytes, stream, |device| device == of) },
         None => Answer::Passed(Passed::ForeignPool),
     };
     unsafe { give(place, bytes, serve, || driver(place, bytes, pool, stream)) }
@@ -303,7 +328,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFree(
         let context = held.context;
         let freed = match held.memory {
             Memory::Block(block) => {
-                let freed = frees::free(context, block);
+                let freed = frees::free(context, context, block);
                 freed.map_err(|(status, block)| (status, Memory::Block(block)))
             }
             charged => match unsafe { driver(address) } {
@@ -343,11 +368,7 @@ fn free_on(
         return Answer::Served(());
     }
     // The stream is of another context, whose order this pool does not know.
-    let done = match driver::synchronize(known.context.handle) {
-        Ok(()) => frees::free(context, freed),
-        Err(status) => Err((status, freed)),
-    };
-    match done {
+    match frees::free(context, known.context, freed) {
         Ok(()) => Answer::Served(()),
         Err((status, kept)) => {
             *block = Some(kept);
@@ -381,12 +402,17 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
                 }
             },
         };
-        if unsafe { captures::may_have(stream) } {
+        let refused = match unsafe { captures::has(stream) } {
+            Ok(false) => None,
             // The driver has no memory there.
+            Ok(true) => Some(INVALID_VALUE),
+            Err(status) => Some(status),
+        };
+        if let Some(status) = refused {
             Passed::Capture.count();
             let memory = Memory::Block(block);
             blocks::put(address, Held { context, memory });
-            return Answer::Failed(INVALID_VALUE);
+            return Answer::Failed(status);
         }
         let mut block = Some(block);
         let freed = unsafe { streams::with(stream, |known| free_on(known, context, &mut block)) };
@@ -474,7 +500,12 @@ pub(super) unsafe extern "C" fn weirpool_cuPointerGetAttributes(
     address: u64,
 ) -> Status {
     let status = unsafe { driver(count, attributes, data, address) };
+    let is_any = || {
+        let mut all = (0..count as usize).map(|at| unsafe { *attributes.add(at) });
+        all.any(pointers::differs)
+    };
     if status == SUCCESS
+        && is_any()
         && let Answer::Served(range) = served(|| pointers::block(address))
     {
         for at in 0..count as usize {
@@ -493,17 +524,26 @@ pub(super) unsafe extern "C" fn weirpool_cuIpcGetMemHandle(
     handle: *mut c_void,
     address: u64,
 ) -> Status {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    Passed::Export.count();
-    if let Answer::Served(_) = served(|| pointers::block(address)) {
-        if !SAID.swap(true, Ordering::Relaxed) {
-            say(
-                "cuIpcGetMemHandle cannot export the pool's memory: run the program with --memory plain",
-            );
-        }
+    if is_refused("cuIpcGetMemHandle", address) {
         return INVALID_VALUE;
     }
+    Passed::Export.count();
     unsafe { driver(handle, address) }
+}
+
+/// Returns whether an address is of the pool's memory, which a call cannot export: says so once, and counts it.
+fn is_refused(call: &str, address: u64) -> bool {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let is_served = matches!(served(|| pointers::block(address)), Answer::Served(_));
+    if is_served {
+        Passed::Export.count();
+        if !SAID.swap(true, Ordering::Relaxed) {
+            say(&format!(
+                "{call} cannot export the pool's memory: run the program with --memory plain"
+            ));
+        }
+    }
+    is_served
 }
 
 #[unsafe(no_mangle)]
@@ -522,11 +562,10 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolCreate(
     pool: *mut usize,
     properties: *const pools::Properties,
 ) -> Status {
-    let status = unsafe { driver(pool, properties) };
-    if status == SUCCESS && !fork::is_child() {
-        unsafe { pools::created(*pool, &*properties) };
-    }
-    status
+    noted(
+        || unsafe { driver(pool, properties) },
+        || unsafe { pools::created(*pool, &*properties) },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -534,9 +573,7 @@ pub(super) unsafe extern "C" fn weirpool_cuMemPoolDestroy(
     driver: unsafe extern "C" fn(usize) -> Status,
     pool: usize,
 ) -> Status {
-    if !fork::is_child() {
-        pools::destroyed(pool);
-    }
+    note(|| pools::destroyed(pool));
     unsafe { driver(pool) }
 }
 
@@ -622,11 +659,10 @@ pub(super) unsafe extern "C" fn weirpool_cuDeviceSetMemPool(
     device: c_int,
     pool: usize,
 ) -> Status {
-    let status = unsafe { driver(device, pool) };
-    if status == SUCCESS && !fork::is_child() {
-        pools::made_current(device, pool);
-    }
-    status
+    noted(
+        || unsafe { driver(device, pool) },
+        || pools::made_current(device, pool),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -634,9 +670,9 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamDestroy(
     driver: streams::Destroy,
     stream: usize,
 ) -> Status {
-    match fork::is_child() {
-        true => unsafe { driver(stream) },
-        false => unsafe { streams::destroy(stream, driver) },
+    match served(|| Answer::Served(unsafe { streams::destroy(stream, driver) })) {
+        Answer::Served(status) | Answer::Failed(status) => status,
+        Answer::Passed(_) => unsafe { driver(stream) },
     }
 }
 
@@ -646,7 +682,7 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamBeginCapture(
     stream: usize,
     mode: c_int,
 ) -> Status {
-    begun(|| unsafe { driver(stream, mode) })
+    begun(stream, || unsafe { driver(stream, mode) })
 }
 
 #[unsafe(no_mangle)]
@@ -659,15 +695,19 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamBeginCaptureToGraph(
     count: usize,
     mode: c_int,
 ) -> Status {
-    begun(|| unsafe { driver(stream, graph, dependencies, edges, count, mode) })
+    begun(stream, || unsafe { driver(stream, graph, dependencies, edges, count, mode) })
 }
 
 /// Begins a capture: counted before, so that no other thread's call waits for the device meanwhile.
-fn begun(driver: impl FnOnce() -> Status) -> Status {
-    captures::begin();
+fn begun(stream: usize, driver: impl FnOnce() -> Status) -> Status {
+    let begin = || {
+        let origin = unsafe { captures::origin(stream) };
+        Answer::Served(captures::begin(origin).then_some(origin))
+    };
+    let begun = served(begin);
     let status = driver();
-    if status != SUCCESS {
-        captures::end();
+    if let (true, Answer::Served(Some(origin))) = (status != SUCCESS, begun) {
+        note(|| _ = captures::end(origin));
     }
     status
 }
@@ -678,12 +718,15 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamEndCapture(
     stream: usize,
     graph: *mut usize,
 ) -> Status {
-    let was_captured = unsafe { captures::may_have(stream) };
     let status = unsafe { driver(stream, graph) };
-    // An invalidated capture ends with an error.
-    if was_captured && !unsafe { captures::may_have(stream) } {
-        captures::end();
-    }
+    note(|| {
+        // An invalidated capture ends with an error.
+        if unsafe { captures::has(stream) } == Ok(false)
+            && captures::end(unsafe { captures::origin(stream) })
+        {
+            frees::free_deferred();
+        }
+    });
     status
 }
 
@@ -692,8 +735,21 @@ pub(super) unsafe extern "C" fn weirpool_cuCtxDestroy(
     driver: unsafe extern "C" fn(usize) -> Status,
     context: usize,
 ) -> Status {
-    note(|| frees::close(context));
+    note(|| frees::close_unless_primary(context));
     unsafe { driver(context) }
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn weirpool_cuGreenCtxDestroy(
+    driver: unsafe extern "C" fn(usize) -> Status,
+    green: usize,
+) -> Status {
+    note(|| {
+        if let Ok(context) = unsafe { driver::context_of_green(green) } {
+            frees::close(context);
+        }
+    });
+    unsafe { driver(green) }
 }
 
 /// How often the program holds the primary context of each device.

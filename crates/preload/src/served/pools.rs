@@ -2,14 +2,15 @@
 //! of the device here: the default one, and those that the program creates.
 
 use super::answer::Answer;
+use super::context::Context;
 use super::contexts;
 use super::counts::Passed;
 use super::driver;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use weirpool::Pool;
 use weirpool::device::PoolAttribute;
 
@@ -32,6 +33,8 @@ static KNOWN: RwLock<Option<FxHashMap<usize, Option<c_int>>>> = RwLock::new(None
 /// Devices whose current pool is not served.
 static FOREIGN: RwLock<BTreeSet<c_int>> = RwLock::new(BTreeSet::new());
 static HAS_FOREIGN: AtomicBool = AtomicBool::new(false);
+/// The attributes that the program has set, by device and number.
+static ATTRIBUTES: Mutex<BTreeMap<(c_int, c_int), u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns the device whose pool serves allocations from a pool of the driver's.
 pub(super) fn device_of(pool: usize) -> Option<c_int> {
@@ -73,14 +76,14 @@ pub(super) fn made_current(device: c_int, pool: usize) {
     HAS_FOREIGN.store(!foreign.is_empty(), Ordering::Release);
 }
 
-/// Returns whether the current pool of the current device is one that is not served.
+/// Returns whether the current pool of a device is one that is not served.
 #[inline]
-pub(super) fn is_foreign_current() -> bool {
+pub(super) fn is_foreign(device: c_int) -> bool {
     HAS_FOREIGN.load(Ordering::Acquire)
-        && driver::device_of_current().is_ok_and(|device| {
-            let foreign = FOREIGN.read().unwrap_or_else(PoisonError::into_inner);
-            foreign.contains(&device)
-        })
+        && FOREIGN
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&device)
 }
 
 fn serving(pool: usize) -> Option<&'static Pool> {
@@ -93,6 +96,13 @@ pub(super) fn trim(pool: usize, bytes: u64) -> Answer<()> {
         Some(Ok(_)) => Answer::Served(()),
         _ => Answer::Passed(Passed::NoPool),
     }
+}
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`: those behind it are figures.
+const RELEASE_THRESHOLD: c_int = 4;
+
+fn attributes() -> MutexGuard<'static, BTreeMap<(c_int, c_int), u64>> {
+    ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns an attribute, and whether it is a number of 32 bits.
@@ -113,7 +123,7 @@ fn attribute(number: c_int) -> Option<(PoolAttribute, bool)> {
 /// # Safety
 /// The value is one of the attribute's type.
 pub(super) unsafe fn set(pool: usize, number: c_int, value: *const c_void) -> Answer<()> {
-    let (Some((attribute, is_short)), Some(pool)) = (attribute(number), serving(pool)) else {
+    let (Some((attribute, is_short)), Some(device)) = (attribute(number), device_of(pool)) else {
         return Answer::Passed(Passed::NoPool);
     };
     // SAFETY: guaranteed by the caller.
@@ -123,9 +133,24 @@ pub(super) unsafe fn set(pool: usize, number: c_int, value: *const c_void) -> An
             false => value.cast::<u64>().read(),
         }
     };
-    // The driver has accepted it.
-    let _ = pool.maintain().set_attribute(attribute, value);
+    if number <= RELEASE_THRESHOLD {
+        attributes().insert((device, number), value);
+    }
+    if let Some(pool) = serving(pool) {
+        // The driver has accepted it.
+        let _ = pool.maintain().set_attribute(attribute, value);
+    }
     Answer::Served(())
+}
+
+/// Sets the attributes that the program set before a pool was made.
+pub(super) fn set_up(context: &Context) {
+    let set = attributes();
+    for ((_, number), value) in set.range((context.device, 0)..=(context.device, c_int::MAX)) {
+        if let Some((attribute, _)) = attribute(*number) {
+            let _ = context.pool.maintain().set_attribute(attribute, *value);
+        }
+    }
 }
 
 /// # Safety

@@ -7,10 +7,10 @@
 
 use super::answer::Answer;
 use super::context::Context;
-use super::contexts;
 use super::counts::Passed;
 use super::driver::{self, LEGACY, PER_THREAD, Status};
 use super::handle::Handle;
+use super::{captures, contexts};
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -119,8 +119,9 @@ unsafe fn find(raw: usize, current: usize) -> Answer<Arc<Known>> {
         // SAFETY: guaranteed by the caller.
         _ => unsafe { driver::context_of(raw) },
     };
-    let Ok(context) = context else {
-        return Answer::Passed(Passed::NoPool);
+    let context = match context {
+        Ok(context) => context,
+        Err(status) => return Answer::Failed(status),
     };
     contexts::of(context).and_then(|context| {
         let owner = Arc::new(Owner {
@@ -198,10 +199,16 @@ pub(super) unsafe fn destroy(raw: usize, destroy: Destroy) -> Status {
         let mut known = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
         known.as_mut().and_then(|known| known.remove(&(raw, 0)))
     };
+    let was_captured = captures::end_of_stream(raw);
     let Some(known) = known else {
         // SAFETY: guaranteed by the caller.
         return unsafe { destroy(raw) };
     };
+    if was_captured {
+        // Its capture ends now, and not with the stream.
+        // SAFETY: the stream is not destroyed yet.
+        unsafe { driver::end_capture(raw) };
+    }
     contexts::change();
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| last.take()));
     if let Some(owner) = &known.owner {

@@ -18,7 +18,7 @@ pub(super) struct Turns {
 
 #[derive(Default)]
 struct State {
-    /// Bytes of the program's blocks.
+    /// Bytes of the program's blocks, and of those that it has asked for.
     held: u64,
     reservation: Option<Reservation>,
 }
@@ -37,7 +37,8 @@ impl Turns {
     }
 
     /// Allocates from the reserve, and first waits for it if this is the program's first block of some size. Returns `None` if the
-    /// pool should serve the request as any other: it is small, or more than the reserve has left.
+    /// pool should serve the request as any other: it is small, or more than the reserve has left. The bytes count as held
+    /// from now on, also if it fails: the caller tells [`Self::freed`].
     ///
     /// # Errors
     /// Returns the error of the wait.
@@ -48,8 +49,10 @@ impl Turns {
         bytes: u64,
     ) -> Result<Option<Block>, AllocError> {
         let mut state = lock(&self.state);
+        // Counted before the reservation is used, so that no free ends it meanwhile.
+        state.held += bytes;
         if state.reservation.is_none() {
-            if state.held + bytes <= self.reserve / PART_WITHOUT {
+            if state.held <= self.reserve / PART_WITHOUT {
                 return Ok(None);
             }
             drop(state);
@@ -65,12 +68,7 @@ impl Turns {
         Ok(reservation.and_then(|reservation| reservation.allocate(stream, bytes).ok()))
     }
 
-    /// Notes a block that the program has.
-    pub(super) fn taken(&self, bytes: u64) {
-        lock(&self.state).held += bytes;
-    }
-
-    /// Notes a block that the program has freed. The turn ends if no more is left than needs no turn.
+    /// Notes a block that the program has freed, or a request that has failed. The turn ends if no more is left than needs no turn.
     pub(super) fn freed(&self, bytes: u64) {
         let mut state = lock(&self.state);
         state.held = state.held.saturating_sub(bytes);
