@@ -82,6 +82,60 @@ static void captured_first(void) {
   CHECK(cuMemFreeAsync(b, other));
 }
 
+/* Captures that end with their stream or their context leave the pool in use. */
+static void captures_destroyed(void) {
+  two_streams();
+  CHECK(cuMemAllocAsync(&a, MIB, stream));
+  CHECK(cuStreamBeginCapture_v2(stream, 2));
+  CHECK(cuStreamDestroy_v2(stream));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuStreamBeginCapture_v2(other, 2)); /* of a stream that the pool does not know */
+  CHECK(cuStreamDestroy(other));
+  CHECK(cuMemAlloc_v2(&b, MIB));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemFree_v2(b));
+  two_streams();
+  CHECK(cuStreamBeginCapture_v2(stream, 2));
+  CHECK(cuDevicePrimaryCtxReset(0));
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuMemFree_v2(a));
+}
+
+/* What is freed during a capture is there for the next request after it. */
+static void captures_free(void) {
+  void *graph, *second;
+  two_streams();
+  CHECK(cuCtxCreate_v2(&second, 0, 0));
+  CHECK(cuStreamCreate(&other, 1));
+  CHECK(cuMemAllocAsync(&b, MIB, other));
+  CHECK(cuMemFreeAsync(b, other));
+  CHECK(cuCtxSetCurrent(context));
+  for (int i = 0; i < 2; i++) {
+    CHECK(cuMemAllocAsync(&a, 40 * MIB, stream));
+    CHECK(cuStreamBeginCapture_v2(stream, 2));
+    IS(cuMemFreeAsync(a, 0) == 906); /* the driver's answer */
+    CHECK(i ? cuMemFreeAsync(a, other) : cuMemFree_v2(a));
+    CHECK(cuStreamEndCapture(stream, &graph));
+  }
+  CHECK(cuMemAllocAsync(&a, 40 * MIB, stream));
+  CHECK(cuMemFreeAsync(a, stream));
+}
+
+/* Each version of a function is called with its own arguments. */
+static void versions(void) {
+  void *graph, *first, *second;
+  two_streams();
+  CHECK(cuGetProcAddress_v2("cuStreamBeginCapture", &second, 12000, 0, 0));
+  CHECK(cuGetProcAddress_v2("cuStreamBeginCapture", &first, 10000, 0, 0));
+  CHECK(((int (*)(void *, int))second)(stream, 2));
+  IS(fakeMode() == 2);
+  CHECK(cuStreamEndCapture(stream, &graph));
+  CHECK(((int (*)(void *))first)(stream));
+  IS(fakeMode() == 0);
+  CHECK(cuStreamEndCapture(stream, &graph));
+}
+
 static void errors(void) {
   size_t pitch = 0;
   two_streams();
@@ -145,6 +199,7 @@ static void pointers(void) {
   IS(bytes == 5 * MIB);
   char handle[64];
   IS(cuIpcGetMemHandle(handle, a) == 1);
+  IS(cuMemRetainAllocationHandle(&owner, b + 70000) == 1);
   CHECK(cuMemFree_v2(a));
   CHECK(cuMemFree_v2(b));
 }
@@ -216,6 +271,74 @@ static void chunks(void) {
   CHECK(cuMemFree_v2(a));
   CHECK(cuMemCreate(&another, 10 * MIB, &where, 0)); /* of what the pool gives back */
   CHECK(cuMemRelease(another));
+}
+
+/* Calls that name another context or device than the current one. */
+static void elsewhere(void) {
+  void *second, *now, *pool;
+  CHECK(cuStreamCreate(&stream, 1));
+  CHECK(cuDevicePrimaryCtxRetain(&second, 1));
+  CHECK(cuCtxSetCurrent(second));
+  CHECK(cuStreamCreate(&other, 1));
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuMemAllocAsync(&a, MIB, other));
+  CHECK(cuCtxGetCurrent(&now));
+  IS(now == context);
+  CHECK(cuDeviceGetDefaultMemPool(&pool, 1));
+  CHECK(cuMemAllocFromPoolAsync(&b, MIB, pool, other));
+  CHECK(cuMemAllocFromPoolAsync(&c, MIB, pool, stream)); /* of the other device: the driver's */
+  CHECK(cuMemFreeAsync(a, other));
+  CHECK(cuMemFreeAsync(b, other));
+  CHECK(cuMemFreeAsync(c, stream));
+}
+
+/* Access that is given before there is a pool, by contexts and by pools; and an attribute. */
+static void peers(void) {
+  struct { int kind, device, flags; } access = {1, 1, 3};
+  void *second, *pool, *now;
+  uint64_t threshold = 3 * MIB, read = 0;
+  CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+  CHECK(cuMemPoolSetAccess(pool, &access, 1));
+  CHECK(cuMemPoolSetAttribute(pool, 4, &threshold));
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuMemPoolGetAttribute(pool, 4, &read));
+  IS(read == threshold);
+  CHECK(cuDevicePrimaryCtxRetain(&second, 1));
+  CHECK(cuCtxEnablePeerAccess(second, 0));
+  CHECK(cuCtxGetCurrent(&now));
+  IS(now == context);
+  CHECK(cuMemAlloc_v2(&b, 20 * MIB));
+  CHECK(cuCtxSetCurrent(second));
+  CHECK(cuMemAlloc_v2(&c, MIB));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemFree_v2(b));
+  CHECK(cuMemFree_v2(c));
+}
+
+/* The driver refuses to destroy a primary context, and its memory stays. */
+static void refused(void) {
+  void *second;
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  IS(cuCtxDestroy_v2(context) == 201);
+  use(a, MIB, 7);
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuCtxCreate_v2(&second, 0, 0));
+  CHECK(cuMemAlloc_v2(&a, 40 * MIB));
+  CHECK(cuCtxDestroy(second));
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuMemAlloc_v2(&a, 40 * MIB));
+  CHECK(cuMemFree_v2(a));
+}
+
+/* Under a reserve of 40 MiB: a request that fails leaves nothing taken. */
+static void reserved(void) {
+  void *pool;
+  uint64_t taken = 1;
+  IS(cuMemAlloc_v2(&a, 100 * MIB) == 2);
+  CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+  CHECK(cuMemPoolTrimTo(pool, 0));
+  CHECK(cuMemPoolGetAttribute(pool, 5, &taken));
+  IS(taken == 0);
 }
 
 /* The memory of a context ends with it, and the next one begins anew. */
@@ -351,7 +474,7 @@ static void pairs(void) { two_streams(); for (int i = 0; i < 100000; i++) { CHEC
 
 static const struct { const char *name; void (*run)(void); } cases[] = {
 #define CASE(name) {#name, name}
-  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(captured_first), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
+  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(captured_first), CASE(captures_destroyed), CASE(captures_free), CASE(versions), CASE(elsewhere), CASE(peers), CASE(refused), CASE(reserved), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
   CASE(contexts), CASE(threads), CASE(forks), CASE(forks_first), CASE(executes), CASE(late), CASE(exits_in_thread), CASE(leaves), CASE(crashes), CASE(pairs),
 };
 
