@@ -38,7 +38,8 @@ pub struct Settings {
     pub tag: Option<String>,
     /// The socket of a broker that leases the memory, if one does.
     pub broker: Option<PathBuf>,
-    /// The most bytes of each device that the pool reserves; `None` for all of its memory.
+    /// The most bytes that the pool of each context takes: nearly all programs have one context for each device. `None` for
+    /// all of the device's memory.
     pub limit: Option<u64>,
     /// The bytes that the program takes as a whole before it takes any, and gives back when it has freed its blocks; `None`
     /// for programs that take their memory step by step.

@@ -25,7 +25,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PATH")]
     broker: Option<PathBuf>,
 
-    /// The most memory of each GPU that each process takes; it sees no more [default: all]
+    /// The most memory that each process takes of each GPU, in each of its contexts there; it sees no more [default: all]
     #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
     limit: Option<u64>,
 

@@ -56,7 +56,12 @@ pub(super) fn end(origin: Origin) -> bool {
 /// Notes that a stream of a handle of its own is destroyed. Returns whether it had a capture.
 pub(super) fn end_of_stream(stream: usize) -> bool {
     are_active()
-        && change(|captured| captured.extract_if(|origin| origin.stream == stream).count() > 0)
+        && change(|captured| {
+            captured
+                .extract_if(|origin| origin.stream == stream)
+                .count()
+                > 0
+        })
 }
 
 /// Notes that the captures of a context end with it.

@@ -12,7 +12,8 @@ pub(super) enum Passed {
     Managed,
     /// Physical memory that the program maps itself, and that is not of the current device.
     Chunk,
-    /// Memory of a pool of the program's that can be exported, is of the host, or has a size of its own.
+    /// Memory of a pool of the program's that can be exported, is of the host or of another device than the stream, or has
+    /// a size of its own.
     ForeignPool,
     /// Memory that is exported to another process.
     Export,
@@ -24,7 +25,7 @@ const NAMES: [&str; 6] = [
     "in captures",
     "of managed memory",
     "by cuMemCreate elsewhere",
-    "from pools that export",
+    "from other pools",
     "exports",
     "without a pool",
 ];

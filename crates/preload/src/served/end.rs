@@ -27,7 +27,10 @@ extern "C" fn end() {
         for (at, context) in contexts.iter().enumerate() {
             record(context, at);
         }
-        if contexts.first().is_some_and(|first| !first.settings.is_quiet) {
+        if contexts
+            .first()
+            .is_some_and(|first| !first.settings.is_quiet)
+        {
             let figures: Vec<_> = contexts.into_iter().map(figures).collect();
             say(&format!("{}{Counts}", figures.join("; ")));
         }

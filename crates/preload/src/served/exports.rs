@@ -695,7 +695,9 @@ pub(super) unsafe extern "C" fn weirpool_cuStreamBeginCaptureToGraph(
     count: usize,
     mode: c_int,
 ) -> Status {
-    begun(stream, || unsafe { driver(stream, graph, dependencies, edges, count, mode) })
+    begun(stream, || unsafe {
+        driver(stream, graph, dependencies, edges, count, mode)
+    })
 }
 
 /// Begins a capture: counted before, so that no other thread's call waits for the device meanwhile.

@@ -46,7 +46,11 @@ fn defer(free: Free) {
 fn free_now(context: &Context, other: &Context, block: Block) -> Result<(), (Status, Block)> {
     let synchronized = driver::synchronize(context.handle).and_then(|()| {
         let is_same = std::ptr::eq(context, other);
-        if is_same { Ok(()) } else { driver::synchronize(other.handle) }
+        if is_same {
+            Ok(())
+        } else {
+            driver::synchronize(other.handle)
+        }
     });
     match synchronized {
         Ok(()) => {

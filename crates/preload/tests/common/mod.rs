@@ -34,10 +34,12 @@ pub(crate) fn built() -> &'static Path {
         let linked = ["-l:libcuda.so.1", "-lpthread", "-ldl"];
         compile("cases", "cases", &linked);
         compile("reach", "reach", &linked);
+        compile("libown.so", "own", &["-fPIC", "-shared"]);
+        // The functions of the first library hide those of the driver.
         compile(
             "reach-by-data",
             "reach",
-            &[&["-fno-plt"][..], &linked].concat(),
+            &[&["-fno-plt", "-l:libown.so"][..], &linked].concat(),
         );
         folder
     })

@@ -266,6 +266,8 @@ static void chunks(void) {
   CHECK(cuMemRelease(handle));
   use(b, 10 * MIB, 3);
   IS(cuMemCreate(&another, 10 * MIB, &where, 0) == 2);
+  IS(cuMemUnmap(b, 10 * MIB + 1) == 1); /* it stays mapped, and admitted */
+  IS(cuMemCreate(&another, 10 * MIB, &where, 0) == 2);
   CHECK(cuMemUnmap(b, 10 * MIB));
   CHECK(cuMemAlloc_v2(&a, 10 * MIB));
   CHECK(cuMemFree_v2(a));

@@ -218,6 +218,7 @@ API cuMemSetAccess(P p, size_t n, struct access *a, size_t c) {
   return OK;
 }
 API cuMemUnmap(P p, size_t n) {
+  if (n % STEP) return INVALID;
   return mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED ? INVALID : OK;
 }
 

@@ -1,5 +1,6 @@
 /* Reaches the driver in a way of its argument: linked, dlsym, address (cuGetProcAddress) or thread (the same, for functions
- * whose default stream is that of the thread). Built with -fno-plt, `linked` calls through addresses in data. */
+ * whose default stream is that of the thread). Built with -fno-plt, `linked` and `own` call through addresses in data: `own` a function
+ * of the program's that has the name of one of the driver's. */
 #define _GNU_SOURCE
 #include "program.h"
 #include <dlfcn.h>
@@ -14,6 +15,12 @@ int main(int count, char **arguments) {
   void *stream;
   begin();
   CHECK(cuStreamCreate(&stream, 1));
+  if (!strcmp(way, "own")) {
+    address_t a;
+    size_t pitch;
+    IS(cuMemAllocPitch_v2(&a, &pitch, 1, 1, 4) == 77);
+    return end();
+  }
   if (!strcmp(way, "linked")) {
     for (int i = 0; i < 10; i++) {
       address_t a, b;
