@@ -25,6 +25,7 @@ mod served {
     mod peers;
     mod pointers;
     mod pools;
+    mod stated;
     mod streams;
     mod turns;
 }

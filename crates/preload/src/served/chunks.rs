@@ -2,9 +2,9 @@
 //! admits it, as long as it exists: until its handle is released, and no address maps it.
 
 use super::answer::Answer;
-use super::contexts;
 use super::counts::Passed;
 use super::driver::{self, Status};
+use super::{contexts, frees};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::ops::Bound;
@@ -49,7 +49,7 @@ pub(super) fn create(
         true => contexts::of_current(),
         false => Answer::Passed(Passed::Chunk),
     };
-    let admitted = context.and_then(|context| context.admit(bytes, create));
+    let admitted = context.and_then(|context| context.admit(bytes, frees::free_deferred, create));
     admitted.map(|(handle, charge)| {
         chunks().owners.insert(handle, (charge, 1));
         handle

@@ -3,9 +3,8 @@
 use super::answer::Answer;
 use super::counts::{Passed, count_failure};
 use super::driver::{self, OUT_OF_MEMORY, Status};
-use super::frees;
 use super::handle::Handle;
-use super::message::program;
+use super::message::{program, say};
 use super::turns::Turns;
 use crate::settings::Settings;
 use cudarc::driver::CudaContext;
@@ -16,7 +15,8 @@ use weirpool::device::DeviceErrorKind;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::extend::Charge;
 use weirpool::{
-    AllocError, Block, BuildError, ErrorClass, Pool, Sealing, Stream, StreamError, Tag, Terms,
+    AccessError, AllocError, Block, BuildError, ErrorClass, Pool, Sealing, Stream, StreamError,
+    Tag, Terms,
 };
 use weirpool_broker::BrokerOptions;
 use weirpool_observe::Record;
@@ -30,7 +30,7 @@ pub(super) struct Context {
     pub(super) device: c_int,
     pub(super) pool: Pool,
     /// The device, for access to the memory of others.
-    pub(super) cuda: CudaDevice,
+    cuda: CudaDevice,
     /// The stream of calls that are in no stream's order. No work is submitted to it, and it never waits on the device:
     /// memory that is allocated on it is free of earlier work.
     synchronous: Stream,
@@ -87,15 +87,16 @@ impl Context {
         })
     }
 
-    /// Allocates in the order of a stream, and waits for memory as long as the settings say.
+    /// Allocates in the order of a stream, and waits for memory as long as the settings say: first frees by `before_wait`
+    /// what can be freed.
     #[inline]
-    pub(super) fn allocate(&self, stream: &Stream, bytes: u64) -> Answer<Block> {
+    pub(super) fn allocate(&self, stream: &Stream, bytes: u64, before_wait: fn()) -> Answer<Block> {
         // Most requests are served from the stream's own lane.
         let request = || self.pool.allocate(stream, bytes).terms(self.terms);
         let plainly = || {
             request().try_now().or_else(|error| match error.class() {
                 ErrorClass::Busy { .. } => {
-                    frees::free_deferred();
+                    before_wait();
                     request().blocking()
                 }
                 _ => Err(error),
@@ -104,7 +105,7 @@ impl Context {
         let allocated = match &self.turns {
             None => plainly(),
             Some(turns) => {
-                frees::free_deferred();
+                before_wait();
                 let drawn = turns.allocate((&self.pool, self.terms), stream, bytes);
                 let block = drawn.and_then(|drawn| drawn.map_or_else(plainly, Ok));
                 block.inspect_err(|_| turns.freed(bytes))
@@ -127,8 +128,8 @@ impl Context {
     }
 
     /// Allocates memory that any stream may use at once.
-    pub(super) fn allocate_synchronously(&self, bytes: u64) -> Answer<Block> {
-        self.allocate(&self.synchronous, bytes)
+    pub(super) fn allocate_synchronously(&self, bytes: u64, before_wait: fn()) -> Answer<Block> {
+        self.allocate(&self.synchronous, bytes, before_wait)
     }
 
     /// Returns whether a block was allocated in no stream's order.
@@ -141,9 +142,10 @@ impl Context {
     pub(super) fn admit(
         &self,
         bytes: u64,
+        before_wait: fn(),
         allocate: impl Fn() -> Result<u64, Status>,
     ) -> Answer<(u64, Charge)> {
-        frees::free_deferred();
+        before_wait();
         let charge = match self.pool.charge_for(bytes).terms(self.terms).blocking() {
             Ok(charge) => charge,
             Err(error) => return refused(&error),
@@ -167,6 +169,21 @@ impl Context {
         // Its own stream may be the thread's own of another thread.
         let _ = block.freed_after(&self.synchronous);
         self.free(block);
+    }
+
+    /// Gives a peer access to the memory of the pool, or takes it back.
+    pub(super) fn set_access(&self, peer: &Self, is_given: bool) {
+        let peers = self.pool.peers();
+        let done: Result<bool, AccessError> = match is_given {
+            true => peers.enable(&peer.cuda),
+            false => peers.disable(&peer.cuda),
+        };
+        if let Err(error) = done {
+            say(&format!(
+                "device {} has no access to the pool of device {}: {error}",
+                peer.device, self.device
+            ));
+        }
     }
 
     /// Gives all memory back. All blocks are freed, and no work of the context is left.

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::counts::Passed;
 use super::driver::{self, OUT_OF_MEMORY};
 use super::message::say;
-use super::{captures, fork, page, peers, pools};
+use super::{captures, fork, page, stated};
 use crate::settings::{BROKER, Settings};
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -131,7 +131,7 @@ fn open(handle: usize) -> Opened {
             if let (1, Some(port)) = (ever.len(), context.settings.page) {
                 page::serve(&context.pool, port);
             }
-            pools::set_up(context);
+            stated::set_up(&context.pool, context.device);
             Opened::Pool(context)
         }
         Err(reason) => {
@@ -147,7 +147,18 @@ fn open(handle: usize) -> Opened {
     opened.push((handle, made));
     drop(opened);
     if let Opened::Pool(context) = made {
-        peers::set_up(context);
+        for (owner, peer, is_given) in stated::access_of(context.device) {
+            set_access(owner, peer, is_given);
+        }
     }
     made
+}
+
+/// Gives a device access to the pool of another one, or takes it back, if the program holds the primary contexts of both.
+pub(super) fn set_access(owner: c_int, peer: c_int, is_given: bool) {
+    let primary = |device| driver::primary(device).map(of);
+    let both = (primary(owner), primary(peer));
+    if let (Some(Answer::Served(owner)), Some(Answer::Served(peer))) = both {
+        owner.set_access(peer, is_given);
+    }
 }

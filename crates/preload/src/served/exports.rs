@@ -92,10 +92,10 @@ fn synchronous(bytes: usize, driver: impl Fn(Place) -> Status) -> Answer<u64> {
     unless_captured(|| {
         contexts::of_current().and_then(|context| match context.settings.is_plain {
             false => context
-                .allocate_synchronously(bytes as u64)
+                .allocate_synchronously(bytes as u64, frees::free_deferred)
                 .map(|block| held(context, block)),
             true => context
-                .admit(bytes as u64, || written(&driver))
+                .admit(bytes as u64, frees::free_deferred, || written(&driver))
                 .map(|(address, _charge)| {
                     let memory = Memory::Charged {
                         _charge,
@@ -136,7 +136,9 @@ unsafe fn ordered(
             if !is_served(known.context.device) {
                 return Answer::Passed(Passed::ForeignPool);
             }
-            let block = known.context.allocate(&known.stream, bytes as u64);
+            let block = known
+                .context
+                .allocate(&known.stream, bytes as u64, frees::free_deferred);
             block.map(|block| held(known.context, block))
         })
     }

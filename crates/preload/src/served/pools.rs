@@ -2,17 +2,16 @@
 //! of the device here: the default one, and those that the program creates.
 
 use super::answer::Answer;
-use super::context::Context;
 use super::contexts;
 use super::counts::Passed;
 use super::driver;
+use super::stated::{self, attribute};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 use weirpool::Pool;
-use weirpool::device::PoolAttribute;
 
 /// The beginning of `CUmemPoolProps`, in all versions of CUDA.
 #[repr(C)]
@@ -33,8 +32,6 @@ static KNOWN: RwLock<Option<FxHashMap<usize, Option<c_int>>>> = RwLock::new(None
 /// Devices whose current pool is not served.
 static FOREIGN: RwLock<BTreeSet<c_int>> = RwLock::new(BTreeSet::new());
 static HAS_FOREIGN: AtomicBool = AtomicBool::new(false);
-/// The attributes that the program has set, by device and number.
-static ATTRIBUTES: Mutex<BTreeMap<(c_int, c_int), u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns the device whose pool serves allocations from a pool of the driver's.
 pub(super) fn device_of(pool: usize) -> Option<c_int> {
@@ -98,28 +95,6 @@ pub(super) fn trim(pool: usize, bytes: u64) -> Answer<()> {
     }
 }
 
-/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`: those behind it are figures.
-const RELEASE_THRESHOLD: c_int = 4;
-
-fn attributes() -> MutexGuard<'static, BTreeMap<(c_int, c_int), u64>> {
-    ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns an attribute, and whether it is a number of 32 bits.
-fn attribute(number: c_int) -> Option<(PoolAttribute, bool)> {
-    Some(match number {
-        1 => (PoolAttribute::ReuseFollowEventDependencies, true),
-        2 => (PoolAttribute::ReuseAllowOpportunistic, true),
-        3 => (PoolAttribute::ReuseAllowInternalDependencies, true),
-        4 => (PoolAttribute::ReleaseThreshold, false),
-        5 => (PoolAttribute::ReservedMemCurrent, false),
-        6 => (PoolAttribute::ReservedMemHigh, false),
-        7 => (PoolAttribute::UsedMemCurrent, false),
-        8 => (PoolAttribute::UsedMemHigh, false),
-        _ => return None,
-    })
-}
-
 /// # Safety
 /// The value is one of the attribute's type.
 pub(super) unsafe fn set(pool: usize, number: c_int, value: *const c_void) -> Answer<()> {
@@ -133,24 +108,12 @@ pub(super) unsafe fn set(pool: usize, number: c_int, value: *const c_void) -> An
             false => value.cast::<u64>().read(),
         }
     };
-    if number <= RELEASE_THRESHOLD {
-        attributes().insert((device, number), value);
-    }
+    stated::set_attribute(device, number, value);
     if let Some(pool) = serving(pool) {
         // The driver has accepted it.
         let _ = pool.maintain().set_attribute(attribute, value);
     }
     Answer::Served(())
-}
-
-/// Sets the attributes that the program set before a pool was made.
-pub(super) fn set_up(context: &Context) {
-    let set = attributes();
-    for ((_, number), value) in set.range((context.device, 0)..=(context.device, c_int::MAX)) {
-        if let Some((attribute, _)) = attribute(*number) {
-            let _ = context.pool.maintain().set_attribute(attribute, *value);
-        }
-    }
 }
 
 /// # Safety
