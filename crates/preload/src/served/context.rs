@@ -87,8 +87,8 @@ impl Context {
         })
     }
 
-    /// Allocates in the order of a stream, and waits for memory as long as the settings say: first frees by `before_wait`
-    /// what can be freed.
+    /// Allocates in the order of a stream, and waits for memory as long as the settings say. Calls `before_wait` before
+    /// it waits, to free memory whose free was deferred.
     #[inline]
     pub(super) fn allocate(&self, stream: &Stream, bytes: u64, before_wait: fn()) -> Answer<Block> {
         // Most requests are served from the stream's own lane.
