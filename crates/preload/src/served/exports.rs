@@ -425,7 +425,9 @@ pub(super) unsafe extern "C" fn weirpool_cuMemFreeAsync(
         match freed {
             Answer::Passed(reason) => {
                 reason.count();
-                Answer::Failed(INVALID_VALUE)
+                // The driver may have refused the stream.
+                let asked = unsafe { driver::context_of(stream) };
+                Answer::Failed(asked.err().unwrap_or(INVALID_VALUE))
             }
             answer => answer,
         }

@@ -119,9 +119,8 @@ unsafe fn find(raw: usize, current: usize) -> Answer<Arc<Known>> {
         // SAFETY: guaranteed by the caller.
         _ => unsafe { driver::context_of(raw) },
     };
-    let context = match context {
-        Ok(context) => context,
-        Err(status) => return Answer::Failed(status),
+    let Ok(context) = context else {
+        return Answer::Passed(Passed::NoPool);
     };
     contexts::of(context).and_then(|context| {
         let owner = Arc::new(Owner {

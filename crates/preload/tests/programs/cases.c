@@ -150,6 +150,7 @@ static void errors(void) {
   CHECK(cuMemAlloc_v2(&a, 1));
   IS(a % 256 == 0);
   IS(cuMemFree_v2(a + 16) == 1);
+  IS(cuMemFreeAsync(a, (void *)64) == 400); /* no stream */
   CHECK(cuMemFree_v2(a));
   IS(cuMemFree_v2(a) == 1);
   CHECK(cuMemAllocPitch_v2(&a, &pitch, 1000, 10, 4));

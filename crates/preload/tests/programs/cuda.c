@@ -14,7 +14,8 @@
 typedef int R;
 typedef uint64_t P;
 #define API __attribute__((visibility("default"))) R
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NOT_READY = 600, NO_CAPTURE = 900, IMPLICIT = 906 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, NO_CAPTURE = 900, IMPLICIT = 906 };
+#define INVALID_STREAM ((void *)64)
 #define STEP (2ul << 20)
 #define TOTAL (64ul << 20)
 
@@ -112,7 +113,7 @@ API cuStreamDestroy_v2(struct stream *s) {
 }
 API cuStreamDestroy(struct stream *s) { return cuStreamDestroy_v2(s); }
 API cuStreamGetId(void *s, uint64_t *id) { *id = of(s)->id; return OK; }
-API cuStreamGetCtx(void *s, void **c) { *c = (uintptr_t)s > 2 ? of(s)->context : current; return OK; }
+API cuStreamGetCtx(void *s, void **c) { if (s == INVALID_STREAM) return INVALID_HANDLE; *c = (uintptr_t)s > 2 ? of(s)->context : current; return OK; }
 API cuStreamIsCapturing(void *s, int *v) { *v = of(s)->captured; return captures && of(s) == &legacy ? IMPLICIT : OK; }
 API cuStreamGetCaptureInfo_v2(void *s, int *v, uint64_t *id, void *g, void *d, void *n) { (void)g, (void)d, (void)n; *v = of(s)->captured; *id = 1; return OK; }
 API cuStreamBeginCapture_v2(void *s, int m) { capture_mode = m; of(s)->captured = 1; captures++; return OK; }
