@@ -1,6 +1,7 @@
 use super::*;
 use crate::ledger::Publication;
 use crate::names::{Extent, Memory};
+use rustix::fs::FlockOperation;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::mpsc;
@@ -263,16 +264,17 @@ fn descriptors_are_closed_before_the_broker_is_told() {
         let (publication, mut files) = publication("llama", 64);
         let path = folder.0.join("memory");
         let last = fs::File::create(&path).unwrap();
-        last.lock().unwrap();
+        rustix::fs::flock(&last, FlockOperation::LockExclusive).unwrap();
         files[63] = last.into();
         let told = publish(&client, (publication, files));
         broker.publish();
         let held = told.recv().unwrap().unwrap();
         let look = fs::File::open(&path).unwrap();
-        assert!(look.try_lock().is_err(), "the client keeps the descriptor");
+        let lock = || rustix::fs::flock(&look, FlockOperation::NonBlockingLockExclusive);
+        assert!(lock().is_err(), "the client keeps the descriptor");
         let dropping = thread::spawn(move || drop(held));
         broker.until(|request| matches!(request, Request::Detach { .. }).then_some(()));
-        look.try_lock().expect("the descriptor is closed");
+        lock().expect("the descriptor is closed");
         dropping.join().unwrap();
     }
 }

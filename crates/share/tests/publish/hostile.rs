@@ -1,7 +1,7 @@
 //! Peers that lie: wrong sizes and counts, descriptors that are none of memory, messages out of turn. Others go on.
 
 use crate::{Folder, MIB};
-use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, flock, memfd_create};
 use rustix::pipe::pipe;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -368,7 +368,7 @@ fn bytes_are_granted_after_the_last_descriptor_is_closed() {
         let mut publisher = Liar::new(&folder, 64 * MIB);
         let mut with: Vec<_> = (0..64).map(|_| chunk(MIB)).collect();
         let last = File::create(folder.0.join("chunk")).unwrap();
-        last.lock().unwrap();
+        flock(&last, FlockOperation::LockExclusive).unwrap();
         with[63] = last.into();
         let version = publisher.publish("llama", &[(MIB, MIB); 64], &with);
         let version = version.unwrap();
@@ -380,11 +380,12 @@ fn bytes_are_granted_after_the_last_descriptor_is_closed() {
         };
         publisher.send(&Request::State(given), &[]);
         let look = File::open(folder.0.join("chunk")).unwrap();
-        assert!(look.try_lock().is_err(), "the broker keeps the descriptor");
+        let lock = || flock(&look, FlockOperation::NonBlockingLockExclusive);
+        assert!(lock().is_err(), "the broker keeps the descriptor");
         std::thread::scope(|scope| {
             let granted = scope.spawn(|| {
                 let other = Liar::new(&folder, 64 * MIB);
-                look.try_lock().expect("the descriptor is closed");
+                lock().expect("the descriptor is closed");
                 other
             });
             folder.until(|figures| {
