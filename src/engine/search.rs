@@ -354,9 +354,8 @@ impl<'a> Search<'a> {
     }
 
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
-    /// scattered. Evicts nothing if all evictable memory would not be enough; for a request that waits, other pools evict
-    /// theirs then. For a request that does not wait, evicts no more while memory that this search evicted is pending and
-    /// is enough once it is complete; for others, while memory behind copies to other pools is.
+    /// scattered. Evicts nothing if all evictable memory is not enough; for a request that waits, other pools evict then.
+    /// Evicts no more while enough is pending that this search evicted or, for a request that waits, is behind copies.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
@@ -364,7 +363,9 @@ impl<'a> Search<'a> {
         let evictable = engine.store.evictables.bytes_of(Group::Pool);
         let bytes = self.request.bytes;
         let lanes = engine.streams.lanes();
-        let copying = lanes.iter().filter(|lane| lane.is_for_copies());
+        let copying = lanes
+            .iter()
+            .filter(|lane| self.mode.effort != Effort::Immediate && lane.is_for_copies());
         let (left, free, pending, behind_copies) = {
             let heap = engine.store.heap.lock();
             let (left, free) = inspect::left_and_free(&heap);
@@ -395,13 +396,13 @@ impl<'a> Search<'a> {
             return Ok(self.mode.is_queued && (engine.supply.others.evict)(engine, lacking) > 0);
         }
         let coming = free.saturating_add(evicted_before);
-        let may_be_enough = behind_copies > 0 || self.mode.effort == Effort::Immediate;
+        let least = if free < bytes { 1 } else { bytes / 4 };
+        let may_be_enough = behind_copies >= least || self.mode.effort == Effort::Immediate;
         if evicted_before > 0 && coming >= bytes && may_be_enough {
             return Ok(false);
         }
-        let lacking = bytes.saturating_sub(coming.saturating_add(new));
+        let lacking = u64::max(bytes / 4, bytes.saturating_sub(coming.saturating_add(new)));
         let piece = Piece::For(self.request, self.to.placement);
-        let lacking = lacking.max(bytes / 4);
         let evictables = &engine.store.evictables;
         let evicted = evictables.evict_for(&engine.store.heap, lacking, piece, Group::Pool);
         if evicted == 0 {

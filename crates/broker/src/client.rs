@@ -30,7 +30,7 @@ use thiserror::Error;
 use weirpool::extend::{Bounds, Holding};
 use weirpool_wire::{Allowed, Connection};
 
-use named::{Answer, Named};
+use named::{Answer, Named, foreign};
 pub use named::{Attachment, Descriptors, Held, Names};
 
 /// The first and the longest time between two attempts to reconnect.
@@ -152,6 +152,7 @@ impl State {
     /// Notes that there is no broker. A recall ends with it: the lease is this client's, but for what went to names.
     fn lose_broker(&mut self) {
         self.connection = None;
+        self.named.note_end();
         self.is_dirty |= self.owes() > 0;
         self.recalled = self.returned.saturating_add(self.named.moved);
         self.is_binding = false;
@@ -376,8 +377,9 @@ impl Client {
         }
     }
 
-    /// Ends the lease, after the tenant's memory is back with the device, and published memory is unmapped. Where there is no broker now, a thread waits for
-    /// the next one to tell it so, for as long as the process lives and the last broker's record is there.
+    /// Ends the lease, after the tenant's memory is back with the device, and published memory is unmapped. The callbacks of
+    /// [names](Self::names) that wait are dropped. Where there is no broker now, a thread waits for the next one to tell it
+    /// so, for as long as the process lives and the last broker's record is there.
     pub fn close(&self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
@@ -448,11 +450,21 @@ impl Shared {
             if let Some((request, descriptors)) = state.next_outgoing() {
                 let connection = state.connection.clone();
                 drop(state);
-                send_with(connection, &request, &descriptors);
+                let sent = send_with(connection, &request, &descriptors);
                 drop(descriptors);
+                if let Err(reason) = sent {
+                    self.refuse(&request, reason);
+                }
                 state = self.lock();
             } else if state.is_working {
                 state = self.wait_for_work(state);
+            } else if state.is_closed && state.named.has_waiting() {
+                let ended = state.named.take_waiting();
+                drop(state);
+                foreign(|| drop(ended));
+                state = self.lock();
+            } else if state.is_closed && state.named.has_ready() {
+                state = self.tell_ready(state);
             } else if state.is_closed && state.holds_nothing() {
                 let connection = state.connection.clone();
                 drop(state);
@@ -671,17 +683,30 @@ fn is_same(one: &Option<Arc<Connection>>, other: &Option<Arc<Connection>>) -> bo
 
 /// Sends with no lock held: a broker that is stopped reads nothing.
 fn send(connection: Option<Arc<Connection>>, request: &Request) {
-    send_with(connection, request, &[]);
+    let _ = send_with(connection, request, &[]);
 }
 
-fn send_with(connection: Option<Arc<Connection>>, request: &Request, descriptors: &[OwnedFd]) {
+/// # Errors
+/// Returns why this message cannot be sent on any connection. This one goes on.
+fn send_with(
+    connection: Option<Arc<Connection>>,
+    request: &Request,
+    descriptors: &[OwnedFd],
+) -> Result<(), String> {
+    use weirpool_wire::Error;
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    if let Some(connection) = connection
-        && connection.send(request, &borrowed).is_err()
-    {
+    let Some(connection) = connection else {
+        return Ok(());
+    };
+    match connection.send(request, &borrowed) {
+        Ok(()) => {}
+        Err(error @ (Error::TooLong { .. } | Error::TooManyDescriptors | Error::Malformed(_))) => {
+            return Err(error.to_string());
+        }
         // The reader sees the end.
-        connection.shutdown();
+        Err(_) => connection.shutdown(),
     }
+    Ok(())
 }
 
 /// Connects, to wait for at most `patience` for each message.

@@ -80,7 +80,7 @@ impl Memory {
         sizes.try_fold(0_u64, u64::checked_add)
     }
 
-    fn check(&self, descriptors: usize) -> Result<u64, NameError> {
+    pub(crate) fn check(&self, descriptors: usize) -> Result<u64, NameError> {
         let invalid = |reason: String| Err(NameError::Invalid { reason });
         let blocks = self.blocks.len();
         if blocks == 0 || blocks > MOST_BLOCKS {
@@ -107,7 +107,7 @@ impl Memory {
     }
 }
 
-fn check_name(name: &str) -> Result<(), NameError> {
+pub(crate) fn check_name(name: &str) -> Result<(), NameError> {
     let is_valid = !name.is_empty()
         && name.len() <= LONGEST_NAME
         && name.chars().all(|each| !each.is_control());
@@ -300,6 +300,11 @@ impl Names {
         }
     }
 
+    /// Has the next version get at least this number.
+    pub(crate) fn number_from(&mut self, first: u64) {
+        self.next = self.next.max(first.min(HIGHEST));
+    }
+
     /// Returns the bytes that count.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = self.versions.values().map(Version::bytes);
@@ -363,6 +368,17 @@ impl Names {
             return Err(NameError::Taken { name, version });
         }
         let leaves = replaced.map(|number| &self.versions[&number]);
+        self.check_room(leaves, bytes, descriptors)?;
+        Ok(bytes)
+    }
+
+    /// Checks the limits for one more version, for which another may leave.
+    fn check_room(
+        &self,
+        leaves: Option<&Version>,
+        bytes: u64,
+        descriptors: usize,
+    ) -> Result<(), NameError> {
         let is_freed = leaves.is_some_and(|version| version.holders.is_empty());
         let full = |what: &str, used: u64, more: u64, limit: u64| match used
             .checked_add(more)
@@ -383,8 +399,7 @@ impl Names {
         let most = self.limits.descriptors as u64;
         full("descriptors", kept as u64, descriptors as u64, most)?;
         let freed = leaves.filter(|_| is_freed).map_or(0, Version::bytes);
-        full("bytes", self.bytes() - freed, bytes, self.limits.bytes)?;
-        Ok(bytes)
+        full("bytes", self.bytes() - freed, bytes, self.limits.bytes)
     }
 
     /// Adds a version that was [checked](Self::check), which its publisher holds. An earlier one of the name is withdrawn.
@@ -482,17 +497,25 @@ impl Names {
             name,
             memory,
         } = held;
+        if count == 0 {
+            return false;
+        }
         if let Some(version) = self.versions.get_mut(&number) {
-            let is_same = version.name == name && version.memory == memory;
-            let is_held = version.holders.contains_key(&key);
-            let brings = is_same && is_held && descriptors == memory.blocks.len();
+            if version.name != name || version.memory != memory {
+                return false;
+            }
+            // Another client may have brought it since this one stated what it holds.
+            version.holders.entry(key).or_insert(count);
+            let brings = descriptors == memory.blocks.len();
             let is_new = brings && version.is_listed && !version.is_kept;
             version.is_kept |= is_new;
             return is_new;
         }
         let is_taken = self.listed(&name).is_some();
-        let checked = self.check(&name, true, &memory, descriptors);
-        if count == 0 || number > HIGHEST || !checked.is_ok_and(|bytes| bytes <= free) {
+        let kept = if is_taken { 0 } else { descriptors };
+        let checked = check_name(&name).and_then(|()| memory.check(descriptors));
+        let checked = checked.and_then(|bytes| self.check_room(None, bytes, kept).map(|()| bytes));
+        if number > HIGHEST || !checked.is_ok_and(|bytes| bytes <= free) {
             return false;
         }
         self.next = self.next.max(number + 1);
@@ -547,6 +570,11 @@ impl Names {
         versions.any(|version| version.holders.contains_key(&key))
     }
 
+    /// Returns whether a version counts: it is listed, or a client holds it.
+    pub(crate) fn counts(&self, number: u64) -> bool {
+        self.versions.contains_key(&number)
+    }
+
     /// Returns whether the descriptors of a version are kept.
     pub(crate) fn is_kept(&self, number: u64) -> bool {
         let version = self.versions.get(&number);
@@ -566,7 +594,9 @@ impl Names {
         (next, versions): (u64, Vec<(u64, Version)>),
         lives: impl Fn(u64) -> bool,
     ) {
-        self.next = self.next.max(next.min(HIGHEST));
+        if next > 0 {
+            self.next = next.min(HIGHEST);
+        }
         for (number, mut version) in versions {
             version.holders.retain(|key, _| lives(*key));
             if version.memory.bytes().is_some() {

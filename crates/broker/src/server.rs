@@ -29,9 +29,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
+use std::hash::BuildHasher as _;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -133,6 +135,8 @@ struct Recorded {
     process: Process,
     share: Share,
     lease: u64,
+    /// Absent in a record of version 1 of the protocol, which had no names.
+    #[serde(default)]
     moved: u64,
 }
 
@@ -255,6 +259,7 @@ impl Broker {
             }
         }
         let lives = |key| living.contains(&key);
+        ledger.names_mut().number_from(first_version());
         ledger.names_mut().take_record(earlier.names, lives);
         let stop = eventfd(0, EventfdFlags::CLOEXEC);
         let stop = stop.map_err(|error| BrokerError::Io {
@@ -467,12 +472,14 @@ impl Broker {
             if actions.is_empty() {
                 break;
             }
-            for action in actions {
+            let lent: Vec<_> = actions.iter().map(|action| self.lent_by(action)).collect();
+            // Before any message: terms grant the bytes of memory that these descriptors are the last to keep.
+            let names = self.desk.ledger.names();
+            self.memory.retain(|version, _| names.is_kept(*version));
+            for (action, lent) in actions.into_iter().zip(lent) {
                 match action {
-                    Action::Send(number, reply) => self.send(number, &reply, &[]),
-                    Action::Lend(number, reply, version) => {
-                        let borrowed = self.memory.get(&version).cloned().unwrap_or_default();
-                        self.send(number, &reply, &borrowed);
+                    Action::Send(number, reply) | Action::Lend(number, reply, _) => {
+                        self.send(number, &reply, &lent);
                     }
                     Action::Close(number) => {
                         self.peers.remove(&number);
@@ -480,13 +487,21 @@ impl Broker {
                 }
             }
         }
-        let names = self.desk.ledger.names();
-        self.memory.retain(|version, _| names.is_kept(*version));
         let leases = self.desk.ledger.leases().map(|(_, _, process, ..)| process);
         let connected = self.peers.values().map(|peer| peer.process);
         let known: BTreeSet<Process> = leases.chain(connected).collect();
         self.processes.retain(|process, _| known.contains(process));
         Ok(())
+    }
+
+    /// Returns the descriptors of memory that an action lends, as long as the memory counts.
+    fn lent_by(&self, action: &Action) -> Vec<Arc<OwnedFd>> {
+        match action {
+            Action::Lend(_, _, version) if self.desk.ledger.names().counts(*version) => {
+                self.memory.get(version).cloned().unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Sends without waiting. A peer that does not read its messages is disconnected: a client of this protocol never
@@ -529,6 +544,12 @@ impl Broker {
     }
 }
 
+/// Returns a random number for the first version: a broker without the record of an earlier one does not give out the numbers
+/// that clients of that one bring back.
+fn first_version() -> u64 {
+    RandomState::new().hash_one(Instant::now()) >> 33
+}
+
 /// Returns whether a descriptor could be that of memory of a device.
 fn could_be_memory(descriptor: &OwnedFd) -> bool {
     use rustix::fs::FileType;
@@ -545,9 +566,19 @@ fn read_record(path: &Path) -> Result<Record, BrokerError> {
     let Some(bytes) = weirpool_wire::private::read(path, MOST_RECORDED)? else {
         return Ok(Record::default());
     };
-    serde_json::from_slice(&bytes).map_err(|error| BrokerError::Record {
-        path: path.to_owned(),
-        reason: error.to_string(),
+    // Version 1 of the protocol recorded the leases alone.
+    let leases = || {
+        let leases = serde_json::from_slice(&bytes).ok()?;
+        Some(Record {
+            leases,
+            ..Record::default()
+        })
+    };
+    serde_json::from_slice(&bytes).or_else(|error| {
+        leases().ok_or_else(|| BrokerError::Record {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })
     })
 }
 

@@ -46,8 +46,8 @@ pub(crate) struct Entry {
     pub(crate) bytes: u64,
     pub(crate) tag: Option<Tag>,
     pub(crate) state: State,
-    /// Tasks that wait for another state.
-    waiting: Vec<Waker>,
+    /// Tasks that wait for another state, by the numbers that they got here.
+    waiting: BTreeMap<u64, Waker>,
 }
 
 pub(crate) enum State {
@@ -108,7 +108,7 @@ impl Books {
             bytes,
             tag,
             state,
-            waiting: Vec::new(),
+            waiting: BTreeMap::new(),
         };
         self.entries.insert(id, entry);
     }
@@ -133,7 +133,7 @@ impl Books {
             State::Spilled(_) => self.figures.spilled -= entry.bytes,
         }
         trash.states.push(entry.state);
-        trash.woken.extend(entry.waiting);
+        trash.woken.extend(entry.waiting.into_values());
         self.list_parked(trash);
     }
 
@@ -301,20 +301,26 @@ impl Books {
             return false;
         };
         trash.states.push(mem::replace(&mut entry.state, state));
-        trash.woken.append(&mut entry.waiting);
+        let woken = mem::take(&mut entry.waiting);
+        trash.woken.extend(woken.into_values());
         true
     }
 
-    /// Remembers a task that waits for another state. Returns the waker if it is known.
-    pub(crate) fn wait(&mut self, id: u64, waker: Waker) -> Option<Waker> {
-        let waiting = &mut self.entry(id).waiting;
-        match waiting.iter().any(|known| known.will_wake(&waker)) {
-            true => Some(waker),
-            false => {
-                waiting.push(waker);
-                None
-            }
-        }
+    /// Remembers a task that waits for another state, under a number of its own: a new one if it has none. Returns the waker
+    /// that it had before.
+    pub(crate) fn wait(
+        &mut self,
+        id: u64,
+        waiter: &mut Option<u64>,
+        waker: Waker,
+    ) -> Option<Waker> {
+        let waiter = *waiter.get_or_insert_with(|| self.next());
+        self.entry(id).waiting.insert(waiter, waker)
+    }
+
+    /// Forgets a task that does not wait any more. Returns its waker, if it was not called.
+    pub(crate) fn forget(&mut self, id: u64, waiter: u64) -> Option<Waker> {
+        self.entries.get_mut(&id)?.waiting.remove(&waiter)
     }
 
     /// Takes memory out that nothing uses. Memory that is parked is evictable from now on, and not taken yet.

@@ -12,7 +12,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// `free.start`, it evicts until `free.end` bytes are, or nothing is evictable. [Evictable](weirpool::Evictable) memory is
 /// evicted in the pool's order, whether it is [spillable](crate::Spillable) or not.
 ///
-/// Bytes are left that no block, charge or reservation holds, freed ones that are pending among them. It looks every
+/// Bytes of the pool's capacity are left that no block, charge or reservation holds, freed ones that are pending among them.
+/// Under a broker, bytes that the pool may still lease are left as well: a request that takes them may wait for other
+/// processes. It looks every
 /// millisecond of the device's clock, and evicts between two requests rather than in one. Spawn it beside a service. It ends
 /// when the last handle of the pool is dropped, and keeps none itself; dropping it ends it at once.
 ///
@@ -44,9 +46,9 @@ pub fn keep_headroom(pool: &Pool, free: Range<u64>) -> impl Future<Output = ()> 
     }
 }
 
-/// Returns the bytes that nobody holds.
+/// Returns the bytes that nothing holds.
 fn left_of(pool: &Pool) -> u64 {
     let statistics = pool.inspect().statistics();
     let held = statistics.used.current + statistics.charged;
-    statistics.leased.saturating_sub(held)
+    statistics.capacity.saturating_sub(held)
 }

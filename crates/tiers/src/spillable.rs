@@ -108,6 +108,12 @@ impl Spillable {
             stream,
             terms: Terms::default(),
             location: Location::caller(),
+            begun: None,
+            waiter: Waiter {
+                tier: self.tier.clone(),
+                id: self.id,
+                number: None,
+            },
             request: None,
         }
     }
@@ -146,6 +152,9 @@ pub struct Fetch<'a> {
     stream: &'a Stream,
     terms: Terms,
     location: &'static Location<'static>,
+    /// When it was first polled: the terms count from then.
+    begun: Option<Duration>,
+    waiter: Waiter,
     /// While the memory is not on the device.
     request: Option<AllocateOwned>,
 }
@@ -175,14 +184,23 @@ impl Fetch<'_> {
         self
     }
 
-    fn begin(&self) -> AllocateOwned {
+    /// Makes the request, perhaps again, for the rest of the time.
+    fn begin(&self, begun: Duration) -> AllocateOwned {
         let Spillable { tier, id, bytes } = self.spillable;
         let tag = self
             .terms
             .tag
             .or_else(|| tier.with(|books, _| books.entry(*id).tag));
-        let terms = Terms { tag, ..self.terms };
-        let request = self.stream.pool().allocate_owned(self.stream, *bytes);
+        let pool = self.stream.pool();
+        let waited = pool.device().now().saturating_sub(begun);
+        let left = |longest: Option<Duration>| Some(longest?.saturating_sub(waited));
+        let terms = Terms {
+            tag,
+            timeout: left(self.terms.timeout),
+            deadline: left(self.terms.deadline),
+            ..self.terms
+        };
+        let request = pool.allocate_owned(self.stream, *bytes);
         request.terms(terms).location(self.location)
     }
 }
@@ -203,8 +221,10 @@ impl Future for Fetch<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let Spillable { tier, id, .. } = this.spillable;
+        let begun = || this.stream.pool().device().now();
+        let begun = *this.begun.get_or_insert_with(begun);
         loop {
-            match tier.look(*id, context.waker()) {
+            match tier.look(*id, &mut this.waiter.number, context.waker()) {
                 Found::Resident(fetched) => {
                     this.request = None;
                     return Poll::Ready(fetched.used_on(this.stream));
@@ -213,7 +233,7 @@ impl Future for Fetch<'_> {
                 Found::Spilled => {}
             }
             if this.request.is_none() {
-                this.request = Some(this.begin());
+                this.request = Some(this.begin(begun));
             }
             let request = this.request.as_mut().expect("made above");
             let Poll::Ready(granted) = Pin::new(request).poll(context) else {
@@ -227,6 +247,23 @@ impl Future for Fetch<'_> {
     }
 }
 
+/// A task that may wait for memory.
+struct Waiter {
+    tier: Arc<Shared>,
+    id: u64,
+    /// Its number, once it has waited.
+    number: Option<u64>,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            // The waker is dropped once the lock is released.
+            drop(self.tier.with(|books, _| books.forget(self.id, number)));
+        }
+    }
+}
+
 enum Found {
     Resident(Fetched),
     Moving,
@@ -235,7 +272,7 @@ enum Found {
 
 impl Shared {
     /// Looks where memory is, and pins it if it is on the device. Otherwise the waker is called once that changes.
-    fn look(self: &Arc<Self>, id: u64, waker: &Waker) -> Found {
+    fn look(self: &Arc<Self>, id: u64, waiter: &mut Option<u64>, waker: &Waker) -> Found {
         let mut leaving: Option<Arc<Evictable>> = None;
         loop {
             // Cloned, and dropped if it is not needed, outside the lock.
@@ -251,7 +288,7 @@ impl Shared {
                     State::Spilled(_) => Found::Spilled,
                     State::Resident { .. } | State::Moving => Found::Moving,
                 };
-                (Err(found), books.wait(id, waker))
+                (Err(found), books.wait(id, waiter, waker))
             });
             let memory = match found {
                 Ok(memory) => memory,

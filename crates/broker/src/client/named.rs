@@ -7,19 +7,25 @@
 use super::{Shared, State};
 use crate::ledger::Publication;
 use crate::message::Request;
-use crate::names::{Memory, NameError, Restored};
+use crate::names::{Memory, NameError, Restored, check_name};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::mem;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// On how many connections a request is sent.
 const ATTEMPTS: u8 = 3;
 
+/// A connection that lasted this long did not end because of the first messages.
+const STABLE: Duration = Duration::from_secs(1);
+
 /// Names of a broker, for the pool of a client: [`names_of`](crate::names_of). `weirpool-share` has the calls for blocks.
 ///
-/// A request waits for a broker while there is none, and is answered on a thread of the client's.
+/// A request waits for a broker while there is none, and is answered on a thread of the client's; one that is not valid is
+/// answered at once. If the client ends before that, the callback is dropped.
 #[derive(Clone, Debug)]
 pub struct Names(pub(super) Arc<Shared>);
 
@@ -33,12 +39,12 @@ pub struct Held {
 /// Memory that was attached, by its descriptors.
 #[derive(Debug)]
 pub struct Attachment {
-    /// The version, as long as it is mapped.
-    pub held: Held,
     /// The memory.
     pub memory: Memory,
-    /// A descriptor for each block.
+    /// A descriptor for each block. Closed before `held` tells the broker that the memory is free here.
     pub descriptors: Descriptors,
+    /// The version, as long as it is mapped.
+    pub held: Held,
 }
 
 /// The descriptors of a version.
@@ -57,6 +63,8 @@ pub(super) struct Named {
     outgoing: VecDeque<(Request, Descriptors)>,
     /// Publications that are to be told once the terms with this number are applied.
     ready: Vec<(u64, Answer)>,
+    /// When the present connection began again.
+    since: Option<Instant>,
     /// Bytes that went to names and that the client has not returned.
     pub(super) moved: u64,
 }
@@ -102,9 +110,17 @@ impl fmt::Debug for Answer {
 }
 
 impl Answer {
+    /// Calls the requester, whose panic ends no thread of the client's.
     pub(super) fn tell(self) {
-        (self.0)();
+        foreign(self.0);
     }
+}
+
+/// Calls foreign code: wakers, and destructors.
+pub(super) fn foreign(call: impl FnOnce()) {
+    let outcome = catch_unwind(AssertUnwindSafe(call));
+    // The payload of the panic is foreign as well.
+    let _ = outcome.map_err(mem::forget);
 }
 
 impl Names {
@@ -116,6 +132,10 @@ impl Names {
         descriptors: Vec<OwnedFd>,
         done: impl FnOnce(Result<Held, NameError>) + Send + 'static,
     ) {
+        let memory = publication.memory.check(descriptors.len());
+        if let Err(error) = memory.and_then(|_| check_name(&publication.name)) {
+            return done(Err(error));
+        }
         let done = Done::Published(Box::new(done));
         let request = |request| Request::Publish {
             request,
@@ -132,6 +152,9 @@ impl Names {
         writes: bool,
         done: impl FnOnce(Result<Attachment, NameError>) + Send + 'static,
     ) {
+        if let Err(error) = check_name(&name) {
+            return done(Err(error));
+        }
         let done = Done::Attached(Box::new(done));
         let request = |request| Request::Attach {
             request,
@@ -154,15 +177,58 @@ impl Drop for Held {
     fn drop(&mut self) {
         let version = self.version;
         let mut state = self.shared.lock();
-        let held = state.named.held.get_mut(&version);
-        let held = held.expect("it is held as often as there are values of this type");
-        held.count -= 1;
-        let ended = (held.count == 0).then(|| state.named.held.remove(&version));
+        // The last one closes the descriptors first: the broker grants the bytes once it is told. Until then, the version is
+        // held for a broker that starts meanwhile.
+        while let Some(descriptors) = state.named.take_last(version) {
+            drop(state);
+            drop(descriptors);
+            state = self.shared.lock();
+        }
+        state.named.let_go(version);
         state.enqueue(Request::Detach { version }, Descriptors::default());
         self.shared.work.notify_one();
-        drop(state);
-        // Closes descriptors.
-        drop(ended);
+    }
+}
+
+impl Named {
+    /// Takes the descriptors of a version that is held once. Returns `None` if they are taken, or it is held more often.
+    fn take_last(&mut self, version: u64) -> Option<Descriptors> {
+        let held = self.held.get_mut(&version)?;
+        let is_last = held.count == 1 && !held.descriptors.is_empty();
+        is_last.then(|| mem::take(&mut held.descriptors))
+    }
+
+    fn let_go(&mut self, version: u64) {
+        let held = self.held.get_mut(&version);
+        let held = held.expect("it is held as often as there are values of that type");
+        held.count -= 1;
+        if held.count == 0 {
+            self.held.remove(&version);
+        }
+    }
+
+    /// Notes that the connection ended. One that lasted did not end because of the versions that were brought back: they
+    /// are brought again.
+    pub(super) fn note_end(&mut self) {
+        let since = self.since.take();
+        if since.is_some_and(|since| since.elapsed() >= STABLE) {
+            self.held
+                .values_mut()
+                .for_each(|version| version.attempts = 0);
+        }
+    }
+
+    /// Takes the requests of a client that has ended, to drop them with no lock held.
+    pub(super) fn take_waiting(&mut self) -> impl Sized + use<> {
+        mem::take(&mut self.waiting)
+    }
+
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
     }
 }
 
@@ -188,6 +254,7 @@ impl State {
     /// Begins again on a new connection. Returns the answers of requests that were sent in vain too often.
     pub(super) fn begin_again(&mut self, stated: &[(u64, u32)]) -> Vec<Answer> {
         let number = self.number;
+        self.named.since = Some(Instant::now());
         self.named
             .ready
             .iter_mut()
@@ -280,6 +347,10 @@ impl Waiting {
 impl Shared {
     fn request(&self, request: impl FnOnce(u64) -> Request, descriptors: Descriptors, done: Done) {
         let mut state = self.lock();
+        if state.is_closed {
+            // What the callback holds is dropped with no lock held.
+            return drop(state);
+        }
         let number = state.named.next;
         state.named.next += 1;
         let request = request(number);
@@ -292,6 +363,17 @@ impl Shared {
         };
         state.named.waiting.insert(number, waiting);
         self.work.notify_one();
+    }
+
+    /// Refuses a request that cannot be sent, and whose connection goes on.
+    pub(super) fn refuse(&self, request: &Request, reason: String) {
+        let (Request::Publish { request, .. } | Request::Attach { request, .. }) = request else {
+            return;
+        };
+        let waiting = self.lock().named.waiting.remove(request);
+        if let Some(waiting) = waiting {
+            waiting.refuse(NameError::Invalid { reason }).tell();
+        }
     }
 
     /// Takes the answer to a publication. It is told once the latest terms are applied: they take its bytes from the lease.
@@ -316,7 +398,9 @@ impl Shared {
         };
         let Publication { name, memory, .. } = publication;
         let bytes = memory.bytes().unwrap_or(0);
-        state.named.moved = state.named.moved.saturating_add(bytes);
+        // The client may have returned them before this answer: the terms precede it.
+        let unreturned = state.recalled.saturating_sub(state.returned);
+        state.named.moved = state.named.moved.saturating_add(bytes).min(unreturned);
         let held = self.hold(&mut state, version, name, memory, descriptors);
         let number = state.number;
         let answer = Answer(Box::new(move || done(Ok(held))));
@@ -351,18 +435,16 @@ impl Shared {
         );
         // One that is not used takes the lock.
         drop(state);
-        let result = match descriptors.len() == memory.blocks.len() {
-            true => Ok(Attachment {
-                held,
-                memory,
-                descriptors,
-            }),
+        let (count, blocks) = (descriptors.len(), memory.blocks.len());
+        let attachment = Attachment {
+            memory,
+            descriptors,
+            held,
+        };
+        let result = match count == blocks {
+            true => Ok(attachment),
             false => Err(NameError::Invalid {
-                reason: format!(
-                    "{} descriptors for {} blocks",
-                    descriptors.len(),
-                    memory.blocks.len()
-                ),
+                reason: format!("{count} descriptors for {blocks} blocks"),
             }),
         };
         Some(Answer(Box::new(move || done(result))))
@@ -380,10 +462,14 @@ impl Shared {
             count: 0,
             name,
             memory,
-            descriptors,
+            descriptors: Descriptors::default(),
             attempts: 0,
         });
         held.count += 1;
+        if held.descriptors.is_empty() {
+            // None are left, or the last owner is closing them.
+            held.descriptors = descriptors;
+        }
         Held {
             shared: self.clone(),
             version,

@@ -403,3 +403,45 @@ proptest! {
         prop_assert_eq!(figures.free, CAPACITY, "{:?}", figures);
     }
 }
+
+fn restored(version: u64, name: &str, bytes: u64) -> Restored {
+    let (name, memory) = (name.to_owned(), memory(bytes));
+    Restored {
+        version,
+        count: 1,
+        name,
+        memory,
+    }
+}
+
+/// A broker without a record hears of a version from each client that has it.
+#[test]
+fn version_that_several_clients_bring_back_is_held_by_each() {
+    let mut names = Names::new(NameLimits::default());
+    assert!(names.restore(1, restored(7, "a", 3), 1, 10));
+    assert!(!names.restore(2, restored(7, "a", 3), 1, 10));
+    assert!(
+        !names.restore(3, restored(7, "a", 4), 1, 10),
+        "other memory"
+    );
+    assert_eq!(names.figures()[0].clients, 2);
+    names.withdraw("a").unwrap();
+    names.detach(1, 7);
+    assert_eq!(names.bytes(), 3, "the second one has it mapped");
+    names.detach(2, 7);
+    assert_eq!(names.bytes(), 0);
+}
+
+#[test]
+fn version_that_is_brought_back_replaces_none_within_the_limits() {
+    let mut names = Names::new(NameLimits {
+        bytes: 10,
+        ..NameLimits::default()
+    });
+    names.publish((1, 0), "a".into(), memory(8));
+    names.detach(1, 1);
+    assert!(!names.restore(2, restored(7, "a", 8), 1, 100));
+    assert_eq!(names.bytes(), 8, "no more than the limit");
+    assert!(!names.restore(2, restored(7, "a", 2), 1, 100));
+    assert_eq!(names.bytes(), 10, "counted without a name");
+}

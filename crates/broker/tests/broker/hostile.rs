@@ -4,12 +4,12 @@ use crate::common::MIB;
 use crate::{Folder, broker, broker_for_this_process};
 use rustix::fs::{CWD, FileType, Mode};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 use weirpool_broker::ledger::{Joining, Refused};
 use weirpool_broker::message::{Reply, Request, VERSION};
-use weirpool_broker::{Broker, BrokerConfig, BrokerError, LONGEST, Share, Statement};
+use weirpool_broker::{Broker, BrokerConfig, BrokerError, LONGEST, Share, Statement, Watch};
 use weirpool_wire::{Allowed, Connection, Error};
 
 pub(crate) fn connect(folder: &Folder) -> Connection {
@@ -400,6 +400,29 @@ fn record_that_is_no_file_of_this_user_is_refused_at_the_start() {
         fs::remove_file(&record).unwrap();
     }
     drop(broker(&folder.socket(), 64 * MIB));
+}
+
+/// The record of a broker of version 1 of the protocol.
+#[test]
+fn leases_of_a_broker_without_names_count() {
+    let folder = Folder::new("earlier");
+    let record = folder.file("broker.leases");
+    let id = std::process::id();
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let started = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19);
+    let (started, share) = (
+        started.unwrap(),
+        r#"{"weight":1,"guaranteed":0,"limit":67108864}"#,
+    );
+    let lease = format!(
+        r#"[{{"key":1,"name":"old","process":{{"id":{id},"started":{started}}},"share":{share},"lease":4096}}]"#
+    );
+    fs::write(&record, lease).unwrap();
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let figures = Watch::connect(&folder.socket()).unwrap().next_figures();
+    let figures = figures.unwrap().unwrap();
+    assert_eq!(figures.free, 64 * MIB - 4096, "{figures:?}");
 }
 
 /// The kernel refuses to wait for them, at the first recall.

@@ -1,7 +1,7 @@
 //! A connection to another process: the state machine of `protocol`, with a socket and a pool.
 
 use super::error::IpcError;
-use super::memory::{Exportable, Mapped, OwnChunk, Rights, expect_own, sharing_of};
+use super::memory::{Account, Exportable, Mapped, OwnChunk, Rights, expect_own, sharing_of};
 use super::protocol::{Event, Exchange, Limits, MOST_LABEL, MOST_OUTSTANDING, Message};
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
@@ -13,7 +13,6 @@ use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use weirpool::device::{Device, MemoryKind};
-use weirpool::extend::Charge;
 use weirpool::{Block, Pool, Stream};
 use weirpool_device::plain::{Arc, Mutex, catch, thread};
 use weirpool_wire as wire;
@@ -58,7 +57,8 @@ const MOST_FAILED: usize = MOST_OUTSTANDING;
 
 /// A block that the peer holds.
 struct Outstanding {
-    charge: Option<Arc<Charge>>,
+    /// Its bytes count as long as the peer holds it.
+    account: Account,
     done: oneshot::Sender<Result<(), IpcError>>,
 }
 
@@ -289,7 +289,7 @@ impl Inner {
         drop(outgoing);
         let error = self.end_reason();
         for outstanding in sent.into_values() {
-            drop(outstanding.charge);
+            drop(outstanding.account);
             catch(|| drop(outstanding.done.send(Err(error.clone()))));
         }
     }
@@ -305,8 +305,8 @@ impl Inner {
         };
         let offer = state.exchange.offer(chunk.bytes, length, label);
         let (id, message) = offer.ok_or(IpcError::Outstanding)?;
-        let charge = chunk.charge();
-        state.sent.insert(id, Outstanding { charge, done });
+        let account = chunk.account();
+        state.sent.insert(id, Outstanding { account, done });
         state.unsent += 1;
         let _ = queue.unbounded_send(Outgoing::Offer { id, message, chunk });
         Ok(Sent(ended))
@@ -344,8 +344,8 @@ impl Inner {
             state.exchange.withdraw(id);
             state.sent.remove(&id)
         };
-        if let Some(Outstanding { charge, done }) = outstanding {
-            drop(charge);
+        if let Some(Outstanding { account, done }) = outstanding {
+            drop(account);
             catch(|| drop(done.send(Err(error))));
         }
     }
@@ -392,8 +392,8 @@ impl Inner {
             }
             Event::Ended { id, refused } => {
                 let outstanding = this.state.lock().sent.remove(&id);
-                if let Some(Outstanding { charge, done }) = outstanding {
-                    drop(charge);
+                if let Some(Outstanding { account, done }) = outstanding {
+                    drop(account);
                     let result = match refused {
                         Some(reason) => Err(IpcError::Refused { reason }),
                         None => Ok(()),

@@ -97,7 +97,8 @@ pub(super) enum Rights {
     ReadWrite,
 }
 
-/// Where the bytes of a chunk count. Dropped after the chunk was destroyed.
+/// Where the bytes of a chunk count. Dropped after the chunk was destroyed, and after the last peer has let go of it.
+#[derive(Clone)]
 pub(super) enum Account {
     /// In the capacity of the pool.
     Pool(Arc<Charge>),
@@ -127,14 +128,9 @@ impl Drop for OwnChunk {
 }
 
 impl OwnChunk {
-    /// Returns the charge of a chunk that counts in the pool.
-    pub(super) fn charge(&self) -> Option<Arc<Charge>> {
-        match &*self.account.lock() {
-            Account::Pool(charge) => Some(charge.clone()),
-            #[cfg(feature = "publish")]
-            Account::Publishing(charge) => Some(charge.clone()),
-            Account::Elsewhere { .. } => None,
-        }
+    /// Returns where the bytes count now.
+    pub(super) fn account(&self) -> Account {
+        self.account.lock().clone()
     }
 
     /// Replaces the account by what `change` makes of it; `None` leaves it as it is. Returns whether it did.

@@ -365,9 +365,9 @@ impl Attaching<'_> {
 /// Maps the blocks of a version. If one cannot be mapped, unmaps the others.
 fn map(pool: &Pool, attachment: Attachment, rights: Rights) -> Result<Vec<Mapped>, PublishError> {
     let Attachment {
-        held,
         memory,
         descriptors,
+        held,
     } = attachment;
     let held: Arc<Held> = Arc::new(held);
     let blocks = memory.blocks.iter().zip(&*descriptors);
@@ -382,7 +382,10 @@ fn map(pool: &Pool, attachment: Attachment, rights: Rights) -> Result<Vec<Mapped
         let mapped = Mapped::import(pool, descriptor, block.bytes, origin, Box::new(|| ()));
         Ok(mapped?)
     });
-    mapped.collect()
+    let mapped = mapped.collect();
+    // Before `held`, which is the last owner on an error.
+    drop(descriptors);
+    mapped
 }
 
 impl<'a> IntoFuture for Attaching<'a> {

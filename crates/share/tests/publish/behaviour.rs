@@ -7,7 +7,7 @@ use std::time::Duration;
 use weirpool::device::sim::Operation;
 use weirpool_broker::names::{NameError, NameLimits, NameStanding};
 use weirpool_broker::withdraw;
-use weirpool_share::ipc::{AllocateExportable, Publish, PublishError};
+use weirpool_share::ipc::{AllocateExportable, Connection, Publish, PublishError, wire};
 
 fn refusal<T: std::fmt::Debug>(result: Result<T, PublishError>) -> NameError {
     match result {
@@ -108,10 +108,11 @@ fn publisher_takes_back_what_it_published_like_any_memory() {
     let folder = Folder::new("again");
     let _broker = folder.broker(32 * MIB);
     let side = folder.side();
+    let mut first = None;
     for round in 0..20 {
         let block = side.exportable(30 * MIB, &format!("{round:04}"));
         let version = side.publish("llama", &block).unwrap();
-        assert_eq!(version, round + 1);
+        assert_eq!(version, *first.get_or_insert(version) + round);
         drop(block);
         assert_eq!(
             side.read("llama", 4).unwrap(),
@@ -301,4 +302,49 @@ fn dropped_futures_leave_no_bytes_behind() {
     }
     drop(side);
     folder.until_free();
+}
+
+/// Published memory that a peer holds over a connection counts until the peer has released it.
+#[test]
+fn memory_at_a_peer_counts_after_its_name_and_its_block_ended() {
+    let folder = Folder::new("peer");
+    let _broker = folder.broker(64 * MIB);
+    let (side, peer) = (folder.side(), folder.side());
+    let block = side.exportable(16 * MIB, "weir");
+    side.publish("llama", &block).unwrap();
+    let (out, into) = wire::Connection::pair().unwrap();
+    let out = Connection::open(&side.pool, out).unwrap();
+    let into = Connection::open(&peer.pool, into).unwrap();
+    let sent = block_on(out.send(&block, "")).unwrap();
+    let imported = block_on(into.receive(&peer.stream)).unwrap();
+    drop(block);
+    withdraw(&folder.socket(), "llama", Duration::from_secs(5))
+        .unwrap()
+        .unwrap();
+    // Blocks are released in the background.
+    std::thread::sleep(Duration::from_millis(50));
+    let names = folder.figures().names;
+    let counted: Vec<_> = names.iter().map(|name| name.bytes).collect();
+    assert_eq!(counted, [16 * MIB]);
+    drop(imported);
+    block_on(sent).unwrap();
+    folder.until(|figures| figures.names.is_empty());
+}
+
+#[test]
+fn too_many_blocks_are_refused_and_the_lease_goes_on() {
+    let folder = Folder::new("many");
+    let _broker = folder.broker(256 * MIB);
+    let side = folder.side();
+    let blocks: Vec<_> = (0..65).map(|_| side.exportable(1, "")).collect();
+    let refused = refusal(block_on(side.pool.publish("a", &blocks).into_future()));
+    assert!(matches!(refused, NameError::Invalid { .. }), "{refused}");
+    let long = "x".repeat(70_000);
+    let refused = refusal(side.publish(&long, &blocks[0]));
+    assert!(matches!(refused, NameError::Invalid { .. }), "{refused}");
+    let refused = refusal(side.read(&long, 1));
+    assert!(matches!(refused, NameError::Invalid { .. }), "{refused}");
+    let lease = weirpool_broker::lease_of(&side.pool).unwrap();
+    assert!(lease.is_connected);
+    side.publish("a", &blocks[0]).unwrap();
 }

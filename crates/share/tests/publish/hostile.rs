@@ -1,12 +1,12 @@
 //! Peers that lie: wrong sizes and counts, descriptors that are none of memory, messages out of turn. Others go on.
 
 use crate::{Folder, MIB};
-use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, flock, memfd_create};
 use rustix::pipe::pipe;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
-use weirpool_broker::ledger::{Joining, Publication};
+use weirpool_broker::ledger::{ClientFigures, Joining, Publication};
 use weirpool_broker::message::{Reply, Request, VERSION};
 use weirpool_broker::names::{Extent, Memory, NameError, Restored};
 use weirpool_broker::{Share, Statement, withdraw};
@@ -357,4 +357,45 @@ fn random_changes_of_messages_harm_no_other_client() {
         }
     }
     assert_eq!(side.read("honest", 6).unwrap(), (version, "honest".into()));
+}
+
+/// Failure: the broker grants the bytes of a name that ended, and closes the last descriptors of its memory afterwards.
+#[test]
+fn bytes_are_granted_after_the_last_descriptor_is_closed() {
+    for _ in 0..20 {
+        let folder = Folder::new("closed-first");
+        let _broker = folder.broker(64 * MIB);
+        let mut publisher = Liar::new(&folder, 64 * MIB);
+        let mut with: Vec<_> = (0..64).map(|_| chunk(MIB)).collect();
+        let last = File::create(folder.0.join("chunk")).unwrap();
+        flock(&last, FlockOperation::LockExclusive).unwrap();
+        with[63] = last.into();
+        let version = publisher.publish("llama", &[(MIB, MIB); 64], &with);
+        let version = version.unwrap();
+        drop(with);
+        publisher.send(&Request::Detach { version }, &[]);
+        let given = Statement {
+            returned: 64 * MIB,
+            ..Statement::default()
+        };
+        publisher.send(&Request::State(given), &[]);
+        let look = File::open(folder.0.join("chunk")).unwrap();
+        let lock = || flock(&look, FlockOperation::NonBlockingLockExclusive);
+        assert!(lock().is_err(), "the broker keeps the descriptor");
+        std::thread::scope(|scope| {
+            let granted = scope.spawn(|| {
+                let other = Liar::new(&folder, 64 * MIB);
+                lock().expect("the descriptor is closed");
+                other
+            });
+            folder.until(|figures| {
+                let waits = |client: &ClientFigures| client.needs > 0;
+                figures.clients.iter().any(waits)
+            });
+            withdraw(&folder.socket(), "llama", Duration::from_secs(5))
+                .unwrap()
+                .unwrap();
+            granted.join().unwrap();
+        });
+    }
 }

@@ -1,8 +1,10 @@
 //! What spillable memory promises.
 
+use crate::failures::Source;
 use crate::site::{MIB, Site, poll, work};
 use futures::future::join;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::{AllocError, Pool, Tag, Terms};
@@ -262,6 +264,30 @@ fn request_that_waits_for_a_copy_spills_no_more() {
     device.assert_ordered();
 }
 
+/// A request that does not wait takes no part in copies for others: it evicts memory that needs none.
+#[test]
+fn request_that_does_not_wait_evicts_beside_a_copy_for_others() {
+    let device = SimDevice::builder()
+        .memory(16 * MIB)
+        .host_memory(64 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let site = Site::on(device.clone(), 16 * MIB, 64 * MIB);
+    let memory = site.spillable(8 * MIB, 1);
+    device.advance_to_end();
+    let cached = site.pool.try_allocate(&site.stream, 8 * MIB).unwrap();
+    let cached = cached.into_evictable();
+    site.pool.maintain().evict(8 * MIB);
+    assert!(!memory.is_resident());
+    assert_eq!(site.pool.inspect().statistics().pending.current, 8 * MIB);
+    let other = site.pool.create_stream().unwrap();
+    let granted = site.pool.try_allocate(&other, 8 * MIB).unwrap();
+    assert!(cached.pin().is_none());
+    drop((granted, memory, cached));
+    device.advance_to_end();
+    device.assert_ordered();
+}
+
 /// The checker finds each copy that is not ordered: after the uses on all streams, and before the work of the stream of
 /// the fetch, also work that names an address alone.
 #[test]
@@ -391,6 +417,31 @@ fn headroom_is_made_ahead_of_need() {
     }
     drop(memory);
     site.end();
+}
+
+/// A source may lend less than the capacity: what it can still lend is left.
+#[test]
+fn headroom_evicts_nothing_while_more_can_be_leased() {
+    let device = SimDevice::builder().memory(16 * MIB).build();
+    let source = Arc::new(Source::default());
+    let pool = Pool::builder(device.clone())
+        .capacity(16 * MIB)
+        .chunk_bytes(2 * MIB)
+        .capacity_source(source.clone())
+        .build()
+        .unwrap();
+    let stream = pool.create_stream().unwrap();
+    source.set(8 * MIB);
+    let allocate = || pool.try_allocate(&stream, 2 * MIB).unwrap();
+    let cached = [(); 4].map(|()| allocate().into_evictable());
+    let evictions = || pool.inspect().statistics().evictions;
+    let mut headroom = Box::pin(keep_headroom(&pool, 4 * MIB..6 * MIB));
+    assert!(poll(headroom.as_mut()).is_pending());
+    assert_eq!(evictions(), 0, "half of the capacity is left");
+    let mut headroom = Box::pin(keep_headroom(&pool, 9 * MIB..10 * MIB));
+    assert!(poll(headroom.as_mut()).is_pending());
+    assert_eq!(evictions(), 1);
+    drop(cached);
 }
 
 #[test]

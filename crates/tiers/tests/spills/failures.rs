@@ -116,6 +116,28 @@ fn fetch_can_be_dropped_after_any_poll() {
     }
 }
 
+/// Failure: fetches that are dropped leave the wakers of their tasks behind.
+#[test]
+fn fetch_that_is_dropped_leaves_no_waker() {
+    struct Idle;
+    impl Wake for Idle {
+        fn wake(self: Arc<Self>) {}
+    }
+    let site = Site::new(8 * MIB, 16 * MIB);
+    let memory = site.spillable(2 * MIB, 1);
+    let holder = site.take_all();
+    let task = Arc::new(Idle);
+    for _ in 0..3 {
+        let waker = Waker::from(task.clone());
+        let mut fetch = Box::pin(memory.fetch(&site.stream));
+        let polled = fetch.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending() && Arc::strong_count(&task) > 2);
+    }
+    assert_eq!(Arc::strong_count(&task), 1);
+    drop((holder, memory));
+    site.end();
+}
+
 /// Failure: memory that is dropped resident, during a copy in either direction, or spilled, is lost or freed too early.
 #[test]
 fn memory_can_be_dropped_in_every_state() {
@@ -251,10 +273,10 @@ fn broken_device_fails_fetches_and_nothing_hangs() {
 
 /// A source of the capacity that a test commands.
 #[derive(Debug, Default)]
-struct Source(Mutex<Option<BoundedPool>>);
+pub(crate) struct Source(Mutex<Option<BoundedPool>>);
 
 impl Source {
-    fn set(&self, bound: u64) {
+    pub(crate) fn set(&self, bound: u64) {
         let bounds = Bounds {
             first: bound,
             bound,

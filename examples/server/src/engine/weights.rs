@@ -144,8 +144,9 @@ async fn load(
 mod named {
     use super::{OnDevice, PIECE, Source};
     use crate::model::{Shape, Weights};
+    use anyhow::Context;
     use serde::{Deserialize, Serialize};
-    use std::time::{Duration, Instant};
+    use std::time::{Duration, Instant, UNIX_EPOCH};
     use weirpool::{Pool, Stream};
     use weirpool_broker::names::NameError;
     use weirpool_share::ipc::{AllocateExportable, Attached, Publish, PublishError};
@@ -161,12 +162,24 @@ mod named {
     }
 
     impl About {
-        fn of(source: &Source, shape: Shape) -> Self {
+        /// Other weights in the same file have another origin: its size and the time of its last change are part of it.
+        fn of(source: &Source, shape: Shape) -> anyhow::Result<Self> {
             let origin = match &source.file {
-                Some(path) => format!("{}", path.display()),
+                Some(path) => {
+                    let shown = path.display();
+                    let facts = path.canonicalize().and_then(|whole| {
+                        let facts = std::fs::metadata(&whole)?;
+                        Ok((whole, facts.len(), facts.modified()?))
+                    });
+                    let (whole, bytes, changed) =
+                        facts.with_context(|| format!("the file {shown} cannot be read"))?;
+                    let changed = changed.duration_since(UNIX_EPOCH).unwrap_or_default();
+                    let (whole, changed) = (whole.display(), changed.as_nanos());
+                    format!("{whole}, {bytes} bytes, changed {changed} ns after 1970")
+                }
                 None => format!("seed {}", source.seed),
             };
-            Self { shape, origin }
+            Ok(Self { shape, origin })
         }
     }
 
@@ -187,10 +200,13 @@ mod named {
                 tracing::info!("attached the weights {name:?}, version {version}, in {took:.3?}");
                 return Ok((OnDevice::Attached(attached), shape, "attached"));
             }
+            // Before the file is read: one that is replaced meanwhile is not taken for the new one.
+            let origin = About::of(source, source.shape)?.origin;
             let weights = source.read().await?;
             let shape = weights.shape();
             check(&shape)?;
-            if let Some(block) = publish(source, name, pool, stream, &weights).await? {
+            let about = About { shape, origin };
+            if let Some(block) = publish(about, name, pool, stream, &weights).await? {
                 let took = begun.elapsed();
                 tracing::info!("loaded the weights and published them as {name:?} in {took:.3?}");
                 return Ok((block, shape, "loaded"));
@@ -227,10 +243,17 @@ mod named {
         let about: About = serde_json::from_slice(&about)
             .map_err(|error| anyhow::anyhow!("{name:?} has no weights of this server: {error}"))?;
         let meant = match source.file {
-            // The file has the sizes.
-            Some(_) => About::of(source, about.shape),
+            // The file has the other sizes.
+            Some(_) => {
+                let heads = source.shape.heads;
+                let shape = Shape {
+                    heads,
+                    ..about.shape
+                };
+                About::of(source, shape)
+            }
             None => About::of(source, source.shape),
-        };
+        }?;
         anyhow::ensure!(
             about == meant,
             "{name:?} has the weights of {about:?}, not of {meant:?}; choose another name, or withdraw it with `weirpool broker drop`"
@@ -246,7 +269,7 @@ mod named {
 
     /// Copies the weights to memory that can be published. Returns `None` if another server has published some.
     async fn publish(
-        source: &Source,
+        about: About,
         name: &str,
         pool: &Pool,
         stream: &Stream,
@@ -257,7 +280,7 @@ mod named {
         for (index, piece) in bytes.chunks(PIECE).enumerate() {
             block.upload(stream, (index * PIECE) as u64, piece)?.await?;
         }
-        let text = serde_json::to_vec(&About::of(source, weights.shape()))?;
+        let text = serde_json::to_vec(&about)?;
         let mut about = pool.allocate_exportable(stream, text.len() as u64).await?;
         about.upload(stream, 0, &text)?.await?;
         match pool.publish(name, [&block, &about]).await {

@@ -6,8 +6,8 @@ use crate::process::Program;
 use axum::http::StatusCode;
 use bytesize::ByteSize;
 use std::io::Read;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use weirpool_broker::{Broker, BrokerConfig, Running, Watch, withdraw};
 use weirpool_server::Config;
 
@@ -58,7 +58,18 @@ fn published(folder: &Folder) -> Config {
     }
 }
 
-/// The file of the weights is gone: nothing can have loaded them.
+/// Fills a file with zeros, whose time of change stays: no server can load weights from it.
+fn spoil(file: &Path) {
+    let facts = std::fs::metadata(file).unwrap();
+    std::fs::write(file, vec![0; facts.len() as usize]).unwrap();
+    set_changed(file, facts.modified().unwrap());
+}
+
+fn set_changed(file: &Path, at: SystemTime) {
+    let file = std::fs::File::options().write(true).open(file).unwrap();
+    file.set_modified(at).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarted_server_attaches_the_weights_and_loads_nothing() {
     let folder = Folder::new("restart");
@@ -71,7 +82,7 @@ async fn restarted_server_attaches_the_weights_and_loads_nothing() {
     for round in 0..3 {
         let server = start(config.clone()).await;
         if round == 0 {
-            std::fs::remove_file(&file).unwrap();
+            spoil(&file);
             named = folder.free_and_named().1;
             assert!(named > 0);
         }
@@ -85,11 +96,16 @@ async fn restarted_server_attaches_the_weights_and_loads_nothing() {
         server.shut_down().await.unwrap();
     }
     // Others of another model are not taken for these.
-    let mut other = published(&folder);
-    other.model.seed = 2;
-    let refused = weirpool_server::Server::start(other).await;
-    let refused = format!("{:#}", refused.err().expect("other weights"));
-    assert!(refused.contains("choose another name"), "{refused}");
+    let (mut seed, mut heads) = (published(&folder), config.clone());
+    seed.model.seed = 2;
+    heads.model.heads *= 2;
+    let changed = std::fs::metadata(&file).unwrap().modified().unwrap();
+    for (other, moved) in [(seed, 0), (heads, 0), (config.clone(), 1)] {
+        set_changed(&file, changed + Duration::from_secs(moved));
+        let refused = weirpool_server::Server::start(other).await;
+        let refused = format!("{:#}", refused.err().expect("other weights"));
+        assert!(refused.contains("choose another name"), "{refused}");
+    }
     withdraw(&folder.socket(), "llama", Duration::from_secs(5))
         .unwrap()
         .unwrap();
