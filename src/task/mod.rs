@@ -246,7 +246,7 @@ impl Stream {
     /// # let stream = pool.create_stream()?;
     /// # let work = Operation::new(Duration::from_micros(10));
     /// let step = stream.task("decode").submit((), |stream: &SimStream, ()| stream.submit(work))?;
-    /// assert_eq!(step.name(), Some("decode"));
+    /// assert!(format!("{step:?}").contains("decode"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn task(&self, name: impl Into<Cow<'static, str>>) -> Submission<'_> {
