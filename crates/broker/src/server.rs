@@ -472,14 +472,17 @@ impl Broker {
             if actions.is_empty() {
                 break;
             }
-            let lent: Vec<_> = actions.iter().map(|action| self.lent_by(action)).collect();
+            let descriptors: Vec<_> = actions
+                .iter()
+                .map(|action| self.descriptors_for(action))
+                .collect();
             // Before any message: terms grant the bytes of memory that these descriptors are the last to keep.
             let names = self.desk.ledger.names();
             self.memory.retain(|version, _| names.is_kept(*version));
-            for (action, lent) in actions.into_iter().zip(lent) {
+            for (action, descriptors) in actions.into_iter().zip(descriptors) {
                 match action {
                     Action::Send(number, reply) | Action::Lend(number, reply, _) => {
-                        self.send(number, &reply, &lent);
+                        self.send(number, &reply, &descriptors);
                     }
                     Action::Close(number) => {
                         self.peers.remove(&number);
@@ -495,7 +498,7 @@ impl Broker {
     }
 
     /// Returns the descriptors of memory that an action lends, as long as the memory counts.
-    fn lent_by(&self, action: &Action) -> Vec<Arc<OwnedFd>> {
+    fn descriptors_for(&self, action: &Action) -> Vec<Arc<OwnedFd>> {
         match action {
             Action::Lend(_, _, version) if self.desk.ledger.names().counts(*version) => {
                 self.memory.get(version).cloned().unwrap_or_default()

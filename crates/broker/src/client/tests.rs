@@ -243,7 +243,7 @@ fn request_that_cannot_be_sent_is_refused_and_the_connection_goes_on() {
     client.names().attach(long, None, false, done);
     let refused = told.recv().unwrap().map(drop).unwrap_err();
     assert!(matches!(refused, NameError::Invalid { .. }), "{refused}");
-    // The same for what only the socket refuses.
+    // What only the socket refuses is refused so, too.
     let connection = client.shared.lock().connection.clone();
     let (_, files) = publication("many", 65);
     let name = "name".to_owned();
