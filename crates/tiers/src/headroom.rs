@@ -14,9 +14,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 ///
 /// Bytes of the pool's capacity are left that no block, charge or reservation holds, freed ones that are pending among them.
 /// Under a broker, bytes that the pool may still lease are left as well: a request that takes them may wait for other
-/// processes. It looks every
-/// millisecond of the device's clock, and evicts between two requests rather than in one. Spawn it beside a service. It ends
-/// when the last handle of the pool is dropped, and keeps none itself; dropping it ends it at once.
+/// processes. It looks every millisecond of the device's clock, and evicts between two requests rather than in one. Spawn it
+/// beside a service. It ends when the last handle of the pool is dropped, and keeps none itself; dropping it ends it at once.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
