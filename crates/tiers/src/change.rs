@@ -2,9 +2,10 @@
 
 use crate::copies::{self, Copies, Host};
 use crate::error::RegionError;
-use crate::inner::{Changing, Shared, end_of};
+use crate::inner::{Changing, Shared};
 use crate::segment::{ASKED_AT_MOST, Mapped};
 use crate::sleep::Sleep;
+use crate::terms::{end_of, rest_of, takes_terms};
 use futures::channel::oneshot;
 use futures::future::{Either, select};
 use futures::lock::OwnedMutexGuard;
@@ -227,31 +228,9 @@ impl Resume {
             terms: Terms::default(),
         }
     }
-
-    /// Sets all terms of the wait.
-    pub fn terms(mut self, terms: Terms) -> Self {
-        self.terms = terms;
-        self
-    }
-
-    /// Sets the longest wait, in the queue and for the device together.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.terms.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the longest wait, at the end of which the request is due.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.terms.deadline = Some(deadline);
-        self
-    }
-
-    /// Sets the number of priority steps by which the request is due earlier.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.terms.priority = priority;
-        self
-    }
 }
+
+takes_terms!(Resume);
 
 impl IntoFuture for Resume {
     type Output = Result<(), RegionError>;
@@ -287,13 +266,7 @@ async fn resume(regions: Vec<Arc<Shared>>, terms: Terms) -> Result<(), RegionErr
     let Some(first) = turns.regions.first() else {
         return Ok(());
     };
-    let waited = device.now().saturating_sub(begin);
-    let left = |longest: Option<Duration>| longest.map(|longest| longest.saturating_sub(waited));
-    let terms = Terms {
-        timeout: left(terms.timeout),
-        deadline: left(terms.deadline),
-        ..terms
-    };
+    let terms = rest_of(terms, device.now().saturating_sub(begin));
     let lacks = turns.regions.iter().flat_map(|region| lacking(region));
     let bytes = lacks.map(|(_, bytes)| bytes).sum();
     let charge = match bytes {

@@ -4,6 +4,7 @@ use crate::copies::{Contents, Host};
 use crate::error::RegionError;
 use crate::segment::{Segment, Taken};
 use crate::sleep::Sleep;
+use crate::terms::end_of;
 use futures::lock::Mutex as Turn;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -318,10 +319,4 @@ impl Drop for Planned<'_> {
             plan.commit(&mut state.heap, None, Fences::default());
         }
     }
-}
-
-/// Returns when the time is over that the terms allow, on the device's clock.
-pub(crate) fn end_of(terms: Terms, now: Duration) -> Option<Duration> {
-    let longest = [terms.timeout, terms.deadline].into_iter().flatten().min();
-    longest.map(|longest| now.saturating_add(longest))
 }

@@ -12,6 +12,7 @@ mod region;
 mod segment;
 mod sleep;
 mod spillable;
+mod terms;
 mod tier;
 
 pub use books::HostTierFigures;

@@ -2,6 +2,7 @@
 
 use crate::books::State;
 use crate::error::SpillError;
+use crate::terms::{rest_of, takes_terms};
 use crate::tier::{HostTier, Shared};
 use std::fmt;
 use std::future::Future;
@@ -160,30 +161,6 @@ pub struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Sets all terms of the wait.
-    pub fn terms(mut self, terms: Terms) -> Self {
-        self.terms = terms;
-        self
-    }
-
-    /// Sets the longest wait in the queue.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.terms.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the longest wait in the queue, at the end of which the request is due.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.terms.deadline = Some(deadline);
-        self
-    }
-
-    /// Sets the number of priority steps by which the request is due earlier.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.terms.priority = priority;
-        self
-    }
-
     /// Makes the request, perhaps again, for the rest of the time.
     fn begin(&self, begun: Duration) -> AllocateOwned {
         let Spillable { tier, id, bytes } = self.spillable;
@@ -193,17 +170,13 @@ impl Fetch<'_> {
             .or_else(|| tier.with(|books, _| books.entry(*id).tag));
         let pool = self.stream.pool();
         let waited = pool.device().now().saturating_sub(begun);
-        let left = |longest: Option<Duration>| Some(longest?.saturating_sub(waited));
-        let terms = Terms {
-            tag,
-            timeout: left(self.terms.timeout),
-            deadline: left(self.terms.deadline),
-            ..self.terms
-        };
+        let terms = rest_of(Terms { tag, ..self.terms }, waited);
         let request = pool.allocate_owned(self.stream, *bytes);
         request.terms(terms).location(self.location)
     }
 }
+
+takes_terms!(Fetch<'_>);
 
 impl fmt::Debug for Fetch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
