@@ -1,10 +1,11 @@
-//! The reservations and tags that allocations draw from: of a thread, or of a stream.
+//! The reservations, tags and regions that allocations draw from: of a thread, or of a stream.
 //!
 //! PyTorch allocates without Python's lock, and on threads of its own. So an activation is kept here and not in Python: in
 //! a list of its thread, and, if it names a stream, in a list of streams for the allocations of all threads.
 
 use crate::device_pool::threads_of;
 use crate::fork;
+use crate::regions::{Gated, Inside};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -141,6 +142,8 @@ pub(crate) enum Source {
     Reservation(Arc<Held>),
     /// The pool, charged to a tag.
     Tag(Tag),
+    /// A region, which stays resident meanwhile.
+    Region(Arc<Inside>),
 }
 
 /// A source that allocations draw from until the activation ends.
@@ -222,6 +225,16 @@ pub(crate) fn source(pool: &Pool, stream: u64) -> Option<Source> {
 #[inline]
 pub(crate) fn has_any() -> bool {
     ACTIVE.load(Ordering::Relaxed) > 0
+}
+
+/// Returns whether allocations of this thread come from a region.
+pub(crate) fn is_inside(region: &Arc<Gated>) -> bool {
+    let is_its = |activation: &Arc<Activation>| {
+        let source = locked(&activation.source);
+        matches!(&*source, Some(Source::Region(inside)) if inside.is_of(region))
+    };
+    let found = OF_THREAD.try_with(|stack| stack.0.borrow().iter().any(is_its));
+    found.unwrap_or(false)
 }
 
 #[cold]

@@ -221,16 +221,28 @@ impl DevicePool {
         if trimmed.pending == 0 || self.graphs.has_any() {
             return Ok(());
         }
-        self.in_context(|| {
-            // SAFETY: the context is current.
-            unsafe { sys::cuCtxSynchronize() }.result()
-        })?;
+        self.synchronize()?;
         // The first poll may come before the driver has noted completed events.
         self.pool()
             .maintain()
             .reap()
             .map_err(|error| error.to_string())?;
         trim().map(drop)
+    }
+
+    /// Blocks this thread until all work of the device is complete.
+    ///
+    /// # Errors
+    /// Returns the driver's error, or one while a stream is being captured, when the device must not be waited for.
+    pub(crate) fn synchronize(&self) -> Result<(), String> {
+        if self.graphs.has_any() {
+            return Err(
+                "a stream is being captured; wait for the device before or after the capture"
+                    .to_owned(),
+            );
+        }
+        // SAFETY: the context is current.
+        self.in_context(|| unsafe { sys::cuCtxSynchronize() }.result())
     }
 
     /// Limits the memory that the pool may reserve, to no more than its setting.
@@ -380,8 +392,8 @@ impl DevicePool {
         address
     }
 
-    /// Allocates from the reservation or for the tag that is [active](crate::active) on this thread or stream, or else
-    /// from the pool. Allocations in a capture come from the memory of its graph.
+    /// Allocates from the reservation, for the tag or in the region that is [active](crate::active) on this thread or stream,
+    /// or else from the pool. Allocations in a capture come from the memory of its graph.
     fn allocate_active(&self, stream: &ExternalStream, bytes: u64) -> Result<u64, AllocError> {
         if self.hands_over() {
             let block = self.handed_over(&self.registered(stream)?);
@@ -404,6 +416,13 @@ impl DevicePool {
                 let request = self.pool().allocate(&registered, bytes).tag(tag);
                 let block = request.timeout(self.timeout).blocking()?;
                 Ok(self.kept(block))
+            }
+            Some(Source::Region(_)) if self.capture_of(stream)?.is_some() => {
+                self.raw.allocate(stream, bytes, self.timeout)
+            }
+            Some(Source::Region(inside)) => {
+                let block = inside.allocate(&self.registered(stream)?, bytes, self.timeout);
+                Ok(self.kept(block?))
             }
         }
     }
@@ -496,7 +515,7 @@ impl DevicePool {
                 // same.
                 let _ = self.graphs.route(self, &stream);
                 match self.keep_evictable(address, &stream) {
-                    Ok(false) => self.raw.free(address, &stream),
+                    Ok(false) => self.free_after(address, &stream),
                     kept => kept.map(drop),
                 }
             });
@@ -506,11 +525,22 @@ impl DevicePool {
         }
     }
 
+    /// Frees memory in the order of a stream. The work of a captured stream cannot be waited for, as a block of a region
+    /// needs: such a block ends behind the streams that are known to use it.
+    fn free_after(&self, address: u64, stream: &ExternalStream) -> Result<(), RawError> {
+        let freed = self.raw.free(address, stream);
+        let is_of_region = || self.pool().inspect().block_at(address).is_none();
+        match freed {
+            Err(RawError::Stream(_)) if is_of_region() => self.raw.take(address).map(drop),
+            freed => freed,
+        }
+    }
+
     /// Records a use on another stream.
     ///
     /// # Errors
     /// Returns an error if the address is not allocated here, or if the stream cannot be identified. In the second case
-    /// the memory is leaked, so that it is not reused too early.
+    /// the memory is leaked, so that it is not reused too early. Returns an error if the memory is suspended.
     ///
     /// # Safety
     /// The conditions of [`weirpool_record_stream`](crate::weirpool_record_stream) apply.
@@ -524,8 +554,10 @@ impl DevicePool {
         let noted = stream
             .map_err(|error| RawError::from(StreamError::from(error)))
             .and_then(|stream| self.raw.record_stream(address, &stream));
-        if let Err(RawError::Stream(_)) = noted {
-            self.raw.take(address).map(std::mem::forget)?;
+        match &noted {
+            Ok(()) | Err(RawError::Stream(StreamError::Absent { .. })) => {}
+            Err(RawError::Stream(_)) => self.raw.take(address).map(std::mem::forget)?,
+            Err(_) => {}
         }
         noted
     }

@@ -27,10 +27,12 @@
 //! | `sharing` | tensors between processes, on Linux |
 //! | [`torch`] | the functions that PyTorch's class calls |
 //! | [`report`] | messages on stderr |
-//! | [`active`] | the reservations and tags that allocations draw from |
-//! | [`waiting`] | reservations that are awaited |
+//! | [`active`] | the reservations, tags and regions that allocations draw from |
+//! | [`waiting`] | requests that are awaited |
+//! | [`regions`] | memory that is suspended and resumed |
 //! | [`evictables`] | tensors that the pool may take back |
 //! | `service` | the functions for Python services, with the feature `module` |
+//! | `region` | regions for Python, with the feature `module` |
 
 #![cfg_attr(
     not(feature = "module"),
@@ -50,6 +52,9 @@ mod graphs;
 pub mod handles;
 #[cfg(feature = "module")]
 mod module;
+#[cfg(feature = "module")]
+mod region;
+mod regions;
 mod report;
 #[cfg(feature = "module")]
 mod service;

@@ -3,13 +3,17 @@
 use crate::active::{Activation, Held, Source, explained, locked};
 use crate::device_pool::{self, DevicePool};
 use crate::evictables::Entry;
+use crate::region::{self, NativeInside, NativeRegion};
+use crate::regions::Inside;
 use crate::waiting::{self, Terms, Wait};
 use crate::{fork, settings};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use std::borrow::Cow;
 use std::ffi::{OsStr, c_int};
+use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,8 +24,12 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Block, DrainError, Evictable, Pinned, Pool, QueueLimit, Stream, Tag};
+use weirpool::{
+    AllocError, Block, CopyError, DrainError, Evictable, Pinned, Pool, QueueLimit, Stream,
+    StreamError, Tag,
+};
 use weirpool_dashboard::Dashboard;
+use weirpool_tiers::RegionError;
 
 /// How long a blocking wait leaves signals unanswered.
 const SLICE: Duration = Duration::from_millis(50);
@@ -46,6 +54,8 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeEvictable>()?;
     module.add_class::<NativeEntry>()?;
     module.add_class::<NativePage>()?;
+    module.add_class::<NativeRegion>()?;
+    module.add_class::<NativeInside>()?;
     module.add_function(wrap_pyfunction!(stop_waiting, module)?)?;
     module.add_function(wrap_pyfunction!(size, module)?)
 }
@@ -85,7 +95,7 @@ fn size(value: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// Returns the exception for a refused request; see `weirpool/_errors.py`.
-fn refused(py: Python<'_>, error: &AllocError, text: String) -> PyErr {
+pub(crate) fn refused(py: Python<'_>, error: &AllocError, text: String) -> PyErr {
     let name = match error {
         AllocError::QueueFull(_) => "QueueFull",
         AllocError::TimedOut { .. } => "DeadlineExceeded",
@@ -98,10 +108,21 @@ fn refused(py: Python<'_>, error: &AllocError, text: String) -> PyErr {
         AllocError::Stopping => "Stopping",
         AllocError::Closed => "Closed",
         AllocError::Device(_) => "DeviceFailed",
+        AllocError::Stream(StreamError::Absent { .. }) => "Suspended",
         _ => "InvalidRequest",
     };
     let retry_after = error.retry_after();
     let retry_after = retry_after.map(|time| time.max(LEAST_RETRY).as_secs_f64());
+    exception(py, name, text, retry_after)
+}
+
+/// Returns an exception of `weirpool/_errors.py` for a refused request.
+pub(crate) fn exception(
+    py: Python<'_>,
+    name: &str,
+    text: String,
+    retry_after: Option<f64>,
+) -> PyErr {
     let make = || {
         let class = py.import("weirpool._errors")?.getattr(name)?;
         class.call1((text, retry_after))
@@ -109,7 +130,7 @@ fn refused(py: Python<'_>, error: &AllocError, text: String) -> PyErr {
     make().map_or_else(|failed| failed, PyErr::from_value)
 }
 
-fn in_parent() -> PyResult<()> {
+pub(crate) fn in_parent() -> PyResult<()> {
     match fork::is_child() {
         true => Err(PyRuntimeError::new_err(
             "this process was forked from the one that uses the pool; start it with spawn instead of fork",
@@ -118,7 +139,7 @@ fn in_parent() -> PyResult<()> {
     }
 }
 
-fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
+pub(crate) fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
     let convert = |seconds: f64| {
         Duration::try_from_secs_f64(seconds).map_err(|_| {
             PyValueError::new_err(format!(
@@ -139,7 +160,50 @@ struct Settled {
     event_loop: Py<PyAny>,
     future: Py<PyAny>,
     settle: Py<PyAny>,
-    wait: Arc<Wait>,
+    wait: Arc<Wait<Outcome>>,
+}
+
+/// An event loop, one of its futures, and the function that settles that: the first two as weak references.
+pub(crate) type Told = (Py<PyAny>, Py<PyAny>, Py<PyAny>);
+
+/// What a request that waits ends with.
+pub(crate) enum Outcome {
+    Reserved(Result<Arc<Held>, AllocError>),
+    Entered(Result<Vec<Arc<Inside>>, RegionError>),
+    /// With the bytes that were given back.
+    Suspended(Result<u64, RegionError>),
+    Resumed(Result<(), RegionError>),
+}
+
+/// Begins to wait. If a loop is given, calls `settle` in it with the future once the outcome is there.
+pub(crate) fn begin(
+    py: Python<'_>,
+    pool: &Pool,
+    request: impl Future<Output = Outcome> + Send + 'static,
+    told: Option<Told>,
+) -> PyResult<NativeWait> {
+    let begun = py.detach(|| match told {
+        None => Wait::begin(request, |_| ()),
+        Some((event_loop, future, settle)) => {
+            let sender = teller()?;
+            let tell = move |wait: &Arc<Wait<Outcome>>| {
+                let settled = Settled {
+                    event_loop,
+                    future,
+                    settle,
+                    wait: wait.clone(),
+                };
+                if let Err(unsent) = sender.send(News::Settled(settled)) {
+                    // Without the interpreter the references cannot be given up.
+                    std::mem::forget(unsent);
+                }
+            };
+            Wait::begin(request, tell)
+        }
+    });
+    let wait = begun.map_err(PyRuntimeError::new_err)?;
+    let pool = pool.clone();
+    Ok(NativeWait { wait, pool })
 }
 
 impl Settled {
@@ -219,7 +283,7 @@ enum Kind {
 
 /// A pool.
 #[pyclass(frozen, module = "weirpool._native")]
-struct NativePool {
+pub(crate) struct NativePool {
     pool: ManuallyDrop<Pool>,
     kind: ManuallyDrop<Kind>,
 }
@@ -244,11 +308,21 @@ impl NativePool {
         }
     }
 
-    fn device_pool(&self) -> PyResult<&'static DevicePool> {
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Returns the pool of a GPU, if it is one.
+    pub(crate) fn of_gpu(&self) -> Option<&'static DevicePool> {
         match &*self.kind {
-            Kind::Device(pool) => Ok(pool),
-            Kind::Simulated(..) => Err(PyTypeError::new_err("the pool is simulated")),
+            Kind::Device(pool) => Some(pool),
+            Kind::Simulated(..) => None,
         }
+    }
+
+    fn device_pool(&self) -> PyResult<&'static DevicePool> {
+        let simulated = || PyTypeError::new_err("the pool is simulated");
+        self.of_gpu().ok_or_else(simulated)
     }
 }
 
@@ -310,32 +384,13 @@ impl NativePool {
         deadline: Option<f64>,
         timeout: Option<f64>,
         priority: i32,
-        told: Option<(Py<PyAny>, Py<PyAny>, Py<PyAny>)>,
+        told: Option<Told>,
     ) -> PyResult<NativeWait> {
         in_parent()?;
         let terms = terms(sizes, tag, deadline, timeout, priority)?;
-        let pool = Pool::clone(&self.pool);
-        let begun = py.detach(|| match told {
-            None => Wait::begin(pool.clone(), terms, |_| ()),
-            Some((event_loop, future, settle)) => {
-                let sender = teller()?;
-                let tell = move |wait: &Arc<Wait>| {
-                    let settled = Settled {
-                        event_loop,
-                        future,
-                        settle,
-                        wait: wait.clone(),
-                    };
-                    if let Err(unsent) = sender.send(News::Settled(settled)) {
-                        // Without the interpreter the references cannot be given up.
-                        std::mem::forget(unsent);
-                    }
-                };
-                Wait::begin(pool.clone(), terms, tell)
-            }
-        });
-        let wait = begun.map_err(PyRuntimeError::new_err)?;
-        Ok(NativeWait { wait, pool })
+        let request = terms.reserved(Pool::clone(&self.pool));
+        let request = async move { Outcome::Reserved(request.await) };
+        begin(py, &self.pool, request, told)
     }
 
     /// Reserves memory that is available now.
@@ -439,8 +494,7 @@ impl NativePool {
     ) -> PyResult<NativeActivation> {
         in_parent()?;
         let source = Source::Tag(Tag::new(tag));
-        let activation = Activation::begin(&self.pool, source, thread, stream);
-        Ok(NativeActivation(activation))
+        Ok(NativeActivation::begin(&self.pool, source, thread, stream))
     }
 
     /// Fails requests that wait and new ones from now on. Reservations go on.
@@ -507,6 +561,7 @@ impl NativePool {
                 match crate::active::source(&self.pool, stream.raw().0) {
                     Some(Source::Reservation(held)) => held.allocate(stream, bytes),
                     Some(Source::Tag(tag)) => request.tag(tag).blocking(),
+                    Some(Source::Region(inside)) => inside.allocate(stream, bytes, timeout),
                     None => request.blocking(),
                 }
             };
@@ -643,29 +698,41 @@ fn reserved(
     }
 }
 
-/// A request for a reservation that waits.
+/// A request that waits.
 #[pyclass(frozen, module = "weirpool._native")]
-struct NativeWait {
-    wait: Arc<Wait>,
+pub(crate) struct NativeWait {
+    wait: Arc<Wait<Outcome>>,
     pool: Pool,
 }
 
 #[pymethods]
 impl NativeWait {
-    /// Takes the outcome. Raises the refusal.
-    fn take(&self, py: Python<'_>) -> PyResult<NativeReservation> {
-        let outcome = py.detach(|| {
-            let outcome = self.wait.take()?;
-            Some(reserved(&self.pool, outcome))
-        });
-        match outcome {
-            Some(outcome) => outcome.map_err(|(error, text)| refused(py, &error, text)),
+    /// Takes the outcome: a reservation, a hold of a region, or the bytes that regions gave back. Raises the refusal.
+    fn take(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match py.detach(|| self.wait.take()) {
+            Some(Outcome::Reserved(outcome)) => {
+                let outcome = py.detach(|| reserved(&self.pool, outcome));
+                let memory = outcome.map_err(|(error, text)| refused(py, &error, text))?;
+                Ok(Py::new(py, memory)?.into_any())
+            }
+            Some(Outcome::Entered(outcome)) => {
+                let inside = outcome.map_err(|error| region::refused(py, &self.pool, error))?;
+                Ok(Py::new(py, NativeInside::new(inside))?.into_any())
+            }
+            Some(Outcome::Suspended(outcome)) => {
+                let bytes = outcome.map_err(|error| region::refused(py, &self.pool, error))?;
+                Ok(bytes.into_pyobject(py)?.into_any().unbind())
+            }
+            Some(Outcome::Resumed(outcome)) => {
+                outcome.map_err(|error| region::refused(py, &self.pool, error))?;
+                Ok(py.None())
+            }
             None => Err(PyRuntimeError::new_err("the request has no outcome")),
         }
     }
 
     /// Waits for the outcome without Python's lock, and takes it. Signals are handled meanwhile.
-    fn block(&self, py: Python<'_>) -> PyResult<NativeReservation> {
+    fn block(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         while !py.detach(|| self.wait.wait(SLICE)) {
             let interrupted = match waiting::has_stopped() {
                 true => Err(PyRuntimeError::new_err("the process is ending")),
@@ -727,8 +794,7 @@ impl NativeReservation {
         let held = self.held()?;
         let pool = held.pool().clone();
         let source = Source::Reservation(held);
-        let activation = Activation::begin(&pool, source, thread, stream);
-        Ok(NativeActivation(activation))
+        Ok(NativeActivation::begin(&pool, source, thread, stream))
     }
 
     fn split(&self, py: Python<'_>, bytes: u64) -> PyResult<Self> {
@@ -749,7 +815,13 @@ impl NativeReservation {
 
 /// Allocations draw from a reservation, or are charged to a tag, until it ends.
 #[pyclass(frozen, module = "weirpool._native")]
-struct NativeActivation(Arc<Activation>);
+pub(crate) struct NativeActivation(Arc<Activation>);
+
+impl NativeActivation {
+    pub(crate) fn begin(pool: &Pool, source: Source, thread: String, stream: Option<u64>) -> Self {
+        Self(Activation::begin(pool, source, thread, stream))
+    }
+}
 
 #[pymethods]
 impl NativeActivation {
@@ -820,6 +892,25 @@ impl NativeBlock {
             block: Mutex::new(Some(Memory::Own(block))),
         }
     }
+
+    /// Makes a copy, and waits for it.
+    fn copied<T: Send, C: Future<Output = Result<T, CopyError>>>(
+        &self,
+        py: Python<'_>,
+        copy: impl FnOnce(&mut Block) -> Result<C, CopyError> + Send,
+    ) -> PyResult<T> {
+        in_parent()?;
+        let runtime = waiting::runtime().map_err(PyRuntimeError::new_err)?;
+        let copied = py.detach(|| match &mut *locked(&self.block) {
+            Some(Memory::Own(block)) => Some(copy(block).and_then(|copy| runtime.block_on(copy))),
+            _ => None,
+        });
+        let copied = copied.ok_or_else(|| PyValueError::new_err("the block was freed"))?;
+        copied.map_err(|error| match error {
+            CopyError::OutOfBounds { .. } => PyValueError::new_err(error.to_string()),
+            error => region::refused_copy(py, &error),
+        })
+    }
 }
 
 #[pymethods]
@@ -843,6 +934,27 @@ impl NativeBlock {
         let is_here = block.is_some();
         py.detach(|| drop(block));
         is_here
+    }
+
+    /// Writes bytes from an offset on, and waits for that.
+    #[pyo3(signature = (bytes, offset=0))]
+    fn write(&self, py: Python<'_>, bytes: &[u8], offset: u64) -> PyResult<()> {
+        self.copied(py, |block| {
+            let stream = block.stream();
+            let copy = block.upload(&stream, offset, bytes)?;
+            Ok(async { copy.await.map_err(CopyError::from) })
+        })
+    }
+
+    /// Reads `size` bytes from an offset on; all that follow by default.
+    #[pyo3(signature = (offset=0, size=None))]
+    fn read(&self, py: Python<'_>, offset: u64, size: Option<u64>) -> PyResult<Cow<'static, [u8]>> {
+        let end = size.map_or(self.size, |size| offset.saturating_add(size));
+        let bytes = self.copied(py, |block| {
+            let copy = block.download(&block.stream(), offset..end)?;
+            Ok(async { copy.await.map_err(CopyError::from) })
+        });
+        Ok(Cow::Owned(bytes?))
     }
 
     fn evictable(&self, py: Python<'_>, pool: &NativePool) -> PyResult<NativeEvictable> {

@@ -1,9 +1,9 @@
-//! Reservations that are awaited on threads of this library, so that neither an event loop nor Python's lock waits.
+//! Waits on threads of this library, for reservations and regions, so that neither an event loop nor Python's lock waits.
 
 use crate::active::{Held, locked};
 use crate::fork;
 use futures::future::BoxFuture;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
-use weirpool::{AllocError, Pool, Reservation, Tag};
+use weirpool::{AllocError, Pool, Tag};
 
 /// Requests for memory are polled by one thread while the other makes a call of the device.
 const THREADS: usize = 2;
@@ -79,6 +79,14 @@ impl Terms {
         })
     }
 
+    /// Waits for the reservation.
+    pub(crate) fn reserved(
+        self,
+        pool: Pool,
+    ) -> impl Future<Output = Result<Arc<Held>, AllocError>> + Send + 'static {
+        async move { self.request(&pool).await.map(Held::new) }
+    }
+
     /// Reserves memory that is available now.
     ///
     /// # Errors
@@ -88,35 +96,33 @@ impl Terms {
     }
 }
 
-enum State {
+enum State<T> {
     Waiting,
-    Ready(Result<Reservation, AllocError>),
+    Ready(T),
     /// The outcome was taken, or the request was cancelled.
     Over,
 }
 
-/// A request that waits in the queue of a pool.
-pub(crate) struct Wait {
-    state: Mutex<State>,
+/// A request that waits, such as one in the queue of a pool.
+pub(crate) struct Wait<T> {
+    state: Mutex<State<T>>,
     is_ready: Condvar,
     /// The request itself, until it has its outcome or is cancelled.
-    request: Mutex<Option<BoxFuture<'static, Result<Reservation, AllocError>>>>,
+    request: Mutex<Option<BoxFuture<'static, T>>>,
     task: OnceLock<AbortHandle>,
 }
 
-impl Wait {
+impl<T: Send + 'static> Wait<T> {
     /// Begins to wait, behind the requests that began before. Calls `notify` once the outcome is there, unless the request
     /// was cancelled: on another thread, or in this call.
     ///
     /// # Errors
     /// Returns the error of [`runtime`].
     pub(crate) fn begin(
-        pool: Pool,
-        terms: Terms,
+        request: impl Future<Output = T> + Send + 'static,
         notify: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) -> Result<Arc<Self>, String> {
         let runtime = runtime()?;
-        let request = async move { terms.request(&pool).await };
         let wait = Arc::new(Self {
             state: Mutex::new(State::Waiting),
             is_ready: Condvar::new(),
@@ -144,7 +150,7 @@ impl Wait {
     }
 
     /// Polls the request; `None` if it was cancelled.
-    fn poll(&self, context: &mut Context<'_>) -> Poll<Option<Result<Reservation, AllocError>>> {
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let mut request = locked(&self.request);
         let Some(waiting) = &mut *request else {
             return Poll::Ready(None);
@@ -158,11 +164,7 @@ impl Wait {
     }
 
     /// Stores the outcome, and tells of it. If the request was cancelled, its memory goes back to the pool.
-    fn settle(
-        self: &Arc<Self>,
-        outcome: Option<Result<Reservation, AllocError>>,
-        notify: impl FnOnce(&Arc<Self>),
-    ) {
+    fn settle(self: &Arc<Self>, outcome: Option<T>, notify: impl FnOnce(&Arc<Self>)) {
         let Some(outcome) = outcome else {
             return;
         };
@@ -180,19 +182,19 @@ impl Wait {
     /// Waits for the outcome for up to `time`. Returns whether it is there.
     pub(crate) fn wait(&self, time: Duration) -> bool {
         let state = locked(&self.state);
-        let is_waiting = |state: &mut State| matches!(state, State::Waiting);
+        let is_waiting = |state: &mut State<T>| matches!(state, State::Waiting);
         let waited = self.is_ready.wait_timeout_while(state, time, is_waiting);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !matches!(*state, State::Waiting)
     }
 
     /// Takes the outcome, if it is there.
-    pub(crate) fn take(&self) -> Option<Result<Arc<Held>, AllocError>> {
+    pub(crate) fn take(&self) -> Option<T> {
         let mut state = locked(&self.state);
         match std::mem::replace(&mut *state, State::Over) {
             State::Ready(outcome) => {
                 drop(state);
-                Some(outcome.map(Held::new))
+                Some(outcome)
             }
             other => {
                 *state = other;
@@ -213,12 +215,12 @@ impl Wait {
             drop(request);
             self.task.get().map(AbortHandle::abort);
         }
-        // The reservation, if there is one, ends outside the lock.
+        // The outcome, if there is one, ends outside the lock.
         drop(state);
     }
 }
 
-impl Drop for Wait {
+impl<T> Drop for Wait<T> {
     fn drop(&mut self) {
         if fork::is_child() {
             // A lock may be held by a thread that this process does not have.

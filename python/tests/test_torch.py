@@ -124,6 +124,13 @@ def test_program_is_equal_to_the_one_on_pytorchs_allocator(python, program):
 
 
 @pytest.mark.gpu
+def test_regions_keep_tensors_and_graphs(python):
+    done = python(HERE / "gpu" / "regions.py")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "not freed" not in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
 def test_training_and_serving_are_equal_to_those_on_pytorchs_allocator(python):
     done = python(BENCHMARKS / "train_and_serve.py", "--steps", "20", "--requests", "50")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

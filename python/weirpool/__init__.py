@@ -23,6 +23,7 @@ from ._errors import (
     DeviceFailed,
     Exhausted,
     ForeignMemory,
+    HostFull,
     InvalidRequest,
     LimitReached,
     LoadShed,
@@ -30,9 +31,11 @@ from ._errors import (
     OutOfMemory,
     QueueFull,
     Stopping,
+    Suspended,
     TooLarge,
 )
 from ._native import __version__
+from ._regions import Region, entered_all, region, resume_all, suspend_all
 from ._service import Evictable, Memory, Page, Pool, Reserve, SimulatedEvictable, Tag, evictable, reserve, serve_page, set_queue_limit, stats, tag
 
 __all__ = [
@@ -44,6 +47,7 @@ __all__ = [
     "Evictable",
     "Exhausted",
     "ForeignMemory",
+    "HostFull",
     "InvalidRequest",
     "LimitReached",
     "LoadShed",
@@ -53,20 +57,26 @@ __all__ = [
     "Page",
     "Pool",
     "QueueFull",
+    "Region",
     "Reserve",
     "SimulatedEvictable",
     "Stopping",
+    "Suspended",
     "Tag",
     "TooLarge",
     "__version__",
     "configure",
+    "entered_all",
     "evictable",
     "library_path",
+    "region",
     "reserve",
+    "resume_all",
     "serve_page",
     "set_queue_limit",
     "statistics",
     "stats",
+    "suspend_all",
     "tag",
 ]
 

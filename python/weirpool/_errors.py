@@ -10,6 +10,7 @@ __all__ = [
     "DeviceFailed",
     "Exhausted",
     "ForeignMemory",
+    "HostFull",
     "InvalidRequest",
     "LimitReached",
     "LoadShed",
@@ -17,6 +18,7 @@ __all__ = [
     "OutOfMemory",
     "QueueFull",
     "Stopping",
+    "Suspended",
     "TooLarge",
 ]
 
@@ -69,6 +71,14 @@ class Deadlocked(OutOfMemory):
 
 class NotReserved(OutOfMemory):
     """The reservation has less memory left, or not in one piece; the message says which."""
+
+
+class HostFull(OutOfMemory):
+    """The host has no memory for the copies of a region, which stays resident. Nothing is lost."""
+
+
+class Suspended(AllocError, RuntimeError):
+    """The memory is in a region that is suspended, or about to be: resume it first."""
 
 
 class Stopping(AllocError, RuntimeError):

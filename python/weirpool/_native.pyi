@@ -64,8 +64,8 @@ class NativePool:
 
 @final
 class NativeWait:
-    def take(self) -> NativeReservation: ...
-    def block(self) -> NativeReservation: ...
+    def take(self) -> Any: ...
+    def block(self) -> Any: ...
     def cancel(self) -> None: ...
 
 @final
@@ -101,6 +101,12 @@ class NativeBlock:
     def free(self) -> bool:
         """Frees the memory, or ends its use if it is evictable."""
 
+    def write(self, bytes: bytes, offset: int = 0) -> None:
+        """Writes bytes from an offset on, and waits for that. Raises `Suspended`, or `ValueError` outside of the block."""
+
+    def read(self, offset: int = 0, size: Optional[int] = None) -> bytes:
+        """Reads `size` bytes from an offset on; all that follow by default. Raises `Suspended`, or `ValueError` outside of the block."""
+
     def evictable(self, pool: NativePool) -> NativeEvictable: ...
 
 @final
@@ -119,3 +125,46 @@ class NativeEntry:
 class NativePage:
     def port(self) -> int: ...
     def close(self) -> None: ...
+
+@final
+class NativeRegion:
+    def __new__(
+        cls,
+        pool: NativePool,
+        name: str,
+        keep: str,
+        *,
+        tag: Optional[str] = None,
+        chunk_bytes: Optional[int] = None,
+        pin_ahead: int = 0,
+    ) -> NativeRegion: ...
+    def name(self) -> str: ...
+    def is_suspended(self) -> bool: ...
+    def figures(self) -> dict[str, Any]: ...
+    def activate(self, thread: str, stream: Optional[int] = None) -> NativeActivation: ...
+    @staticmethod
+    def try_enter(regions: Sequence[NativeRegion]) -> NativeInside: ...
+    @staticmethod
+    def enter(
+        regions: Sequence[NativeRegion],
+        *,
+        deadline: Optional[float] = None,
+        timeout: Optional[float] = None,
+        priority: int = 0,
+        told: Optional[tuple[Any, Any, Callable[[Any], None]]] = None,
+    ) -> NativeWait: ...
+    @staticmethod
+    def suspend(regions: Sequence[NativeRegion], *, told: Optional[tuple[Any, Any, Callable[[Any], None]]] = None) -> NativeWait: ...
+    @staticmethod
+    def resume(
+        regions: Sequence[NativeRegion],
+        *,
+        deadline: Optional[float] = None,
+        timeout: Optional[float] = None,
+        priority: int = 0,
+        told: Optional[tuple[Any, Any, Callable[[Any], None]]] = None,
+    ) -> NativeWait: ...
+
+@final
+class NativeInside:
+    def leave(self) -> bool: ...

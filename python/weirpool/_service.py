@@ -1,4 +1,4 @@
-"""Memory for services: reservations that are awaited, tags, evictable tensors, the live page."""
+"""Memory for services: pools, reservations that are awaited, tags, evictable tensors, the live page."""
 
 import asyncio
 import contextvars
@@ -80,6 +80,29 @@ def _running_loop():
         return None
 
 
+async def _awaited(begin):
+    """Waits for the outcome of a request, which `begin` makes: it is given what to tell, and returns the request. Returns the outcome.
+
+    The request is cancelled with the task, and with its loop.
+    """
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    told = (_weak(loop), weakref.ref(future), _settle)
+    keep = loop.call_later(_FOREVER, _nothing, future)
+    wait = None
+    try:
+        wait = begin(told)
+        await future
+        return wait.take()
+    except BaseException:
+        # Also when the task is cancelled, or destroyed with its loop.
+        if wait is not None:
+            wait.cancel()
+        raise
+    finally:
+        keep.cancel()
+
+
 class Reserve:
     """A request for a reservation, which waits in the queue of its pool once it is entered or awaited.
 
@@ -98,23 +121,11 @@ class Reserve:
         self._limits = {"deadline": _seconds("deadline", deadline), "timeout": _seconds("timeout", timeout)}
         self._entered = None
 
+    def _begin(self, told):
+        return self._pool.wait(self._sizes, told=told, **self._terms, **self._limits)
+
     async def _wait(self):
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        told = (_weak(loop), weakref.ref(future), _settle)
-        keep = loop.call_later(_FOREVER, _nothing, future)
-        wait = None
-        try:
-            wait = self._pool.wait(self._sizes, told=told, **self._terms, **self._limits)
-            await future
-            return Memory(wait.take())
-        except BaseException:
-            # Also when the task is cancelled, or destroyed with its loop.
-            if wait is not None:
-                wait.cancel()
-            raise
-        finally:
-            keep.cancel()
+        return Memory(await _awaited(self._begin))
 
     def __await__(self):
         return self._wait().__await__()
@@ -133,7 +144,7 @@ class Reserve:
                 return self.try_now()
             except (Exhausted, LimitReached) as error:
                 raise RuntimeError("waiting would block the event loop of this thread; use `async with` or `await`") from error
-        return Memory(self._pool.wait(self._sizes, **self._terms, **self._limits).block())
+        return Memory(self._begin(None).block())
 
     def _enter(self, memory):
         self._entered = memory
@@ -436,6 +447,12 @@ class Pool:
 
     def __repr__(self):
         return f"<weirpool.Pool: capacity {self.capacity}>"
+
+    def region(self, name, *, keep="host", tag=None, chunk=None, pin_ahead=None):
+        """Makes a region: memory that is suspended and resumed as one. See [`weirpool.region`]."""
+        from ._regions import Region
+
+        return Region(self, name, keep=keep, tag=tag, chunk=chunk, pin_ahead=pin_ahead)
 
     def evictable(self, memory):
         """Takes a tensor of PyTorch, or a block of a simulated pool, and lets the pool take it back before a request waits.

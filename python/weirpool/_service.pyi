@@ -3,6 +3,7 @@ from types import TracebackType
 from typing import Any, Generic, Optional, TypeVar, Union, overload
 
 from ._native import NativeActivation, NativeBlock, NativeEntry, NativeEvictable, NativePage, NativePool, NativeReservation, NativeStream
+from ._regions import Region
 
 _T = TypeVar("_T")
 _Size = Union[int, str]
@@ -101,6 +102,15 @@ class Pool:
     def holders(self) -> str: ...
     @property
     def capacity(self) -> int: ...
+    def region(
+        self,
+        name: str,
+        *,
+        keep: str = "host",
+        tag: Union[str, Tag, None] = None,
+        chunk: Optional[_Size] = None,
+        pin_ahead: Optional[_Size] = None,
+    ) -> Region: ...
     @overload
     def evictable(self, memory: NativeBlock) -> SimulatedEvictable: ...
     @overload

@@ -34,8 +34,8 @@ fn wait_is_granted_once_memory_is_free() {
     let pool = pool();
     let all = terms(64 * MIB).try_now(&pool).unwrap();
     let (sender, receiver) = channel();
-    let tell = move |_: &Arc<Wait>| sender.send(()).unwrap();
-    let wait = Wait::begin(pool.clone(), terms(MIB), tell).unwrap();
+    let tell = move |_: &Arc<Wait<_>>| sender.send(()).unwrap();
+    let wait = Wait::begin(terms(MIB).reserved(pool.clone()), tell).unwrap();
     assert!(!wait.wait(Duration::from_millis(20)) && wait.take().is_none());
     drop(all);
     receiver.recv_timeout(LONG).unwrap();
@@ -49,7 +49,7 @@ fn cancelled_wait_leaves_the_queue_and_its_memory_with_the_pool() {
     let pool = pool();
     for is_granted in [false, true] {
         let all = (!is_granted).then(|| terms(64 * MIB).try_now(&pool).unwrap());
-        let wait = Wait::begin(pool.clone(), terms(MIB), |_| ()).unwrap();
+        let wait = Wait::begin(terms(MIB).reserved(pool.clone()), |_| ()).unwrap();
         assert_eq!(
             wait.wait(LONG.min(Duration::from_millis(if is_granted { 9000 } else { 20 }))),
             is_granted
@@ -73,7 +73,7 @@ fn refusal_is_the_outcome() {
         ..terms(MIB)
     };
     for (terms, is_late) in [(late, true), (terms(65 * MIB), false)] {
-        let wait = Wait::begin(pool.clone(), terms, |_| ()).unwrap();
+        let wait = Wait::begin(terms.reserved(pool.clone()), |_| ()).unwrap();
         assert!(wait.wait(LONG));
         let Some(Err(error)) = wait.take() else {
             panic!("there is no memory");
@@ -90,7 +90,7 @@ fn requests_wait_in_the_order_in_which_they_were_made() {
         let sizes: Vec<_> = (1..=30).map(|bytes| bytes * MIB).collect();
         let waits: Vec<_> = sizes
             .iter()
-            .map(|bytes| Wait::begin(pool.clone(), terms(*bytes), |_| ()).unwrap())
+            .map(|bytes| Wait::begin(terms(*bytes).reserved(pool.clone()), |_| ()).unwrap())
             .collect();
         let queued = pool.inspect().waiting_requests(99);
         let queued: Vec<_> = queued.iter().map(|request| request.requested).collect();
