@@ -80,11 +80,11 @@ impl Terms {
     }
 
     /// Waits for the reservation.
-    pub(crate) fn reserved(
-        self,
-        pool: Pool,
-    ) -> impl Future<Output = Result<Arc<Held>, AllocError>> + Send + 'static {
-        async move { self.request(&pool).await.map(Held::new) }
+    ///
+    /// # Errors
+    /// Returns the errors of [`Request`](weirpool::Request).
+    pub(crate) async fn reserved(self, pool: Pool) -> Result<Arc<Held>, AllocError> {
+        self.request(&pool).await.map(Held::new)
     }
 
     /// Reserves memory that is available now.
