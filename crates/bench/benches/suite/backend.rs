@@ -37,6 +37,12 @@ pub(crate) trait Backend: Sync + Sized {
         false
     }
 
+    /// Returns the bandwidth of the driver's own copies between pinned memory of the host and memory of the device, in GiB/s: to the
+    /// host, and to the device. `None` if there are none.
+    fn bare_copies(&self) -> Option<[f64; 2]> {
+        None
+    }
+
     /// Returns the driver's own pool, if there is one. It keeps its memory, and holds at most `most` bytes.
     fn driver(&self, most: Option<u64>) -> Option<Self::Driver<'_>>;
 

@@ -1,5 +1,6 @@
 //! A GPU, with a kernel of any given duration.
 
+mod bare;
 #[path = "../../../cli/src/device/cuda/driver.rs"]
 mod driver;
 mod driver_pool;
@@ -77,6 +78,12 @@ impl Backend for Cuda {
 
     fn run<F: Future>(&self, future: F) -> F::Output {
         futures::executor::block_on(future)
+    }
+
+    fn bare_copies(&self) -> Option<[f64; 2]> {
+        bare::copies(&self.device)
+            .inspect_err(|error| eprintln!("bare copies are left out: {error}"))
+            .ok()
     }
 
     fn driver(&self, most: Option<u64>) -> Option<DriverPool<'_>> {

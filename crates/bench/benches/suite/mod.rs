@@ -7,10 +7,10 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `contender`, `pooled`, `cuda::driver_pool`, `floor` | the contenders: the pool, the driver's pool, floors |
+//! | `contender`, `pooled`, `cuda::driver_pool`, `cuda::bare`, `floor` | the contenders: the pool, the driver's pool, floors |
 //! | `backend`, `simulated`, `cuda` | the device: streams, and work of any given duration |
 //! | `race`, `threads`, `heap` | the measurements: in turns, on several threads at once, of the host's heap |
-//! | `hot`, `mix`, `handoff`, `scarce`, `scale`, `growing`, `live_blocks`, `pressure` | the workloads |
+//! | `hot`, `mix`, `handoff`, `scarce`, `scale`, `growing`, `live_blocks`, `pressure`, `spills` | the workloads |
 //! | `row`, `report`, `peers` | figures, the table, and other programs' figures in it |
 //! | `options`, `effort`, `program` | the command line, the amount of work, and the whole program |
 
@@ -37,4 +37,5 @@ pub(crate) mod row;
 pub(crate) mod scale;
 pub(crate) mod scarce;
 pub(crate) mod simulated;
+pub(crate) mod spills;
 pub(crate) mod threads;

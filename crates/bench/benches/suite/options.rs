@@ -21,6 +21,8 @@ pub(crate) enum Workload {
     LiveBlocks,
     /// An inference service with memory for a tenth of its requests
     Pressure,
+    /// Blocks whose contents go to the host and come back
+    Spills,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,7 +7,7 @@ use super::peers::{self, Figure};
 use super::report::{Shown, table};
 use super::row::Row;
 use super::simulated::Simulated;
-use super::{cuda, growing, handoff, hot, live_blocks, mix, pressure, scale, scarce};
+use super::{cuda, growing, handoff, hot, live_blocks, mix, pressure, scale, scarce, spills};
 use anyhow::Context;
 use clap::Parser;
 use std::process::ExitCode;
@@ -120,6 +120,7 @@ fn on(backend: &impl Backend, workload: Workload, effort: Effort) -> Vec<Row> {
         Workload::Growing => growing::rows(backend, effort),
         Workload::LiveBlocks => live_blocks::rows(backend, effort),
         Workload::Pressure => pressure::rows(backend, effort),
+        Workload::Spills => spills::rows(backend, effort),
     }
 }
 
@@ -134,7 +135,7 @@ fn simulated(workload: Workload, effort: Effort) -> Vec<Row> {
             rows.extend(scarce::rows(&Simulated::new(Clock::Virtual), effort));
             rows
         }
-        Workload::Pressure => on_clock(Clock::Virtual),
+        Workload::Pressure | Workload::Spills => on_clock(Clock::Virtual),
         _ => on_clock(Clock::Manual),
     }
 }

@@ -28,6 +28,17 @@ impl Simulated {
     }
 }
 
+impl Simulated {
+    /// Creates a device of 1 GiB in virtual time, with contents.
+    #[allow(dead_code, reason = "of benchmarks that look at contents")]
+    pub(crate) fn with_contents() -> Self {
+        let clock = Clock::Virtual;
+        let builder = SimDevice::builder().memory(1 << 30).host_memory(4 << 30);
+        let device = builder.clock(clock).build();
+        Self { device, clock }
+    }
+}
+
 impl Backend for Simulated {
     type Work = SimStream;
     type Driver<'a> = Nobody;

@@ -135,6 +135,45 @@ fn launches_fail_while_a_block_of_the_graph_is_suspended() {
     device.assert_ordered();
 }
 
+/// The blocks of a capture are the graph's, whether they are dropped in it or not: a later request of the region gets other
+/// addresses, and each launch finds its own again.
+#[test]
+fn graph_memory_of_a_region_comes_back_for_its_launches() {
+    let (device, pool, stream) = start(64 * MIB);
+    let weights = region(&pool, "weights", Keep::OnHost);
+    let mut input = device.block_on(weights.allocate(&stream, MIB)).unwrap();
+    let capture = pool.capture(&stream).unwrap();
+    let allocate = || device.block_on(weights.allocate(&stream, MIB)).unwrap();
+    let (mut temporary, mut answer) = (allocate(), allocate());
+    drop(input.copy_to(0..MIB, &mut temporary, 0, &stream).unwrap());
+    drop(temporary.copy_to(0..MIB, &mut answer, 0, &stream).unwrap());
+    let (held, at) = (temporary.address(), answer.address());
+    drop(temporary);
+    let graph = capture.end().unwrap();
+    let later = device.block_on(weights.allocate(&stream, MIB)).unwrap();
+    assert!(![held, at].contains(&later.address()));
+    let other = pool.create_stream().unwrap();
+    for value in 1..4 {
+        write(&device, &mut input, &stream, value);
+        assert_eq!(device.block_on(weights.suspend()).unwrap(), 4 * MIB);
+        assert_absent(graph.launch(&other));
+        let all = device.block_on(pool.reserve(64 * MIB)).unwrap();
+        let late = weights.resume().timeout(Duration::from_millis(1));
+        assert!(device.block_on(late.into_future()).is_err());
+        assert_absent(graph.launch(&other));
+        drop(all);
+        device.block_on(weights.resume().into_future()).unwrap();
+        graph.launch(&other).unwrap();
+        device.block_on(other.synchronize()).unwrap();
+        assert_eq!(answer.address(), at);
+        assert_is(&device, &answer, &stream, value);
+    }
+    drop((graph, input, answer, later));
+    settle(&device, || weights.figures().addresses == 0);
+    device.block_on(pool.drain()).unwrap();
+    device.assert_ordered();
+}
+
 #[test]
 fn suspending_waits_for_uses_on_all_streams_and_refuses_new_ones() {
     let (device, pool, stream) = start(64 * MIB);

@@ -76,7 +76,7 @@ fn run(trace: &Trace, capacities: &[usize]) -> anyhow::Result<()> {
         trace.different(),
         share(bound)
     );
-    println!("| blocks | LRU | evictable | LRU of 4 | spillable (spilled) |\n|-|-|-|-|-|");
+    println!("\n| blocks | LRU | evictable | LRU of 4 | spillable (spilled) |\n|-|-|-|-|-|");
     for capacity in capacities.iter().copied() {
         let list = |times| hits_of(&mut Lru::new(times * capacity), trace);
         let (plain, of_four) = (list(1)?, list(4)?);
@@ -100,7 +100,7 @@ fn run(trace: &Trace, capacities: &[usize]) -> anyhow::Result<()> {
             "{spillable} hits of spillable blocks, {of_four} of a list of four times the capacity"
         );
     }
-    println!("| blocks | evicted for a chunk (hits) | by age (hits) |\n|-|-|-|");
+    println!("\n| blocks | evicted for a chunk (hits) | by age (hits) |\n|-|-|-|");
     for capacity in capacities.iter().copied() {
         let work = (capacity as u64 * BLOCK / 40).next_multiple_of(CHUNK);
         let measured = |choice| {

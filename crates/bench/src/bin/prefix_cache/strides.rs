@@ -62,7 +62,7 @@ impl Cache {
 /// Returns an error if the pool spills much more than was wanted.
 pub(crate) fn run() -> anyhow::Result<()> {
     println!(
-        "a cache of {:.2} GB, {:.2} wanted\n| stride | free by age (GB) | spilled for the request (GB) |\n|-|-|-|",
+        "\na cache of {:.2} GB, {:.2} wanted\n\n| stride | free by age (GB) | spilled for the request (GB) |\n|-|-|-|",
         CACHE as f64 / GB,
         WANTED as f64 / GB
     );
