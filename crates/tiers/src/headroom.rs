@@ -3,7 +3,7 @@
 use crate::sleep::Sleep;
 use std::ops::Range;
 use std::time::Duration;
-use weirpool::Pool;
+use weirpool::{Pool, Statistics};
 
 /// The time between two looks at a pool.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -32,12 +32,44 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn keep_headroom(pool: &Pool, free: Range<u64>) -> impl Future<Output = ()> + Send + use<> {
+    keep(
+        pool,
+        free.start,
+        move |pool, left| {
+            pool.maintain().evict(free.end.saturating_sub(left));
+        },
+        left_of,
+    )
+}
+
+/// [`keep_headroom`] in whole chunks, for requests that are larger than the blocks of a cache: whenever whole free chunks have
+/// fewer bytes than `free.start`, it evicts until they have `free.end`, by the chunks that evictions free rather than by age alone.
+/// They go to the device, and a request maps memory again. If all that is evictable would not do, nothing is evicted.
+pub fn keep_chunks_free(pool: &Pool, free: Range<u64>) -> impl Future<Output = ()> + Send + use<> {
+    keep(
+        pool,
+        free.start,
+        move |pool, _| {
+            // Room for a charge is whole chunks.
+            drop(pool.charge(free.end));
+        },
+        whole_of,
+    )
+}
+
+/// Looks again and again whether less than `least` is left, and makes room.
+fn keep<M: Fn(&Pool, u64) + Send, L: Fn(&Statistics) -> u64 + Send>(
+    pool: &Pool,
+    least: u64,
+    make_room: M,
+    left_of: L,
+) -> impl Future<Output = ()> + Send + use<M, L> {
     let (device, pool) = (pool.device().clone(), pool.downgrade());
     async move {
         while let Some(pool) = pool.upgrade() {
-            let left = left_of(&pool);
-            if left < free.start {
-                pool.maintain().evict(free.end.saturating_sub(left));
+            let left = left_of(&pool.inspect().statistics());
+            if left < least {
+                make_room(&pool, left);
             }
             drop(pool);
             Sleep::after(&device, PAUSE).await;
@@ -46,8 +78,13 @@ pub fn keep_headroom(pool: &Pool, free: Range<u64>) -> impl Future<Output = ()> 
 }
 
 /// Returns the bytes that nothing holds.
-fn left_of(pool: &Pool) -> u64 {
-    let statistics = pool.inspect().statistics();
+fn left_of(statistics: &Statistics) -> u64 {
     let held = statistics.used.current + statistics.charged;
     statistics.capacity.saturating_sub(held)
+}
+
+/// Returns the bytes of whole chunks that nothing holds, whether the pool or the device has them.
+fn whole_of(statistics: &Statistics) -> u64 {
+    let held = statistics.reserved.current + statistics.charged;
+    statistics.capacity.saturating_sub(held) + statistics.releasable_bytes
 }

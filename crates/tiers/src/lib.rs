@@ -18,7 +18,7 @@ mod tier;
 pub use books::HostTierFigures;
 pub use change::Resume;
 pub use error::{RegionError, SpillError};
-pub use headroom::keep_headroom;
+pub use headroom::{keep_chunks_free, keep_headroom};
 pub use region::{
     Entered, Keep, Region, RegionBuilder, RegionFigures, Regions, resume_all, suspend_all,
 };

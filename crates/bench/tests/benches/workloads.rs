@@ -5,7 +5,7 @@ use crate::suite::effort::{Amount, Effort};
 use crate::suite::mix::{Player, WHOLE};
 use crate::suite::row::{Allocator, Row};
 use crate::suite::simulated::Simulated;
-use crate::suite::{handoff, hot, live_blocks, mix, pressure, scale, scarce};
+use crate::suite::{handoff, hot, live_blocks, mix, pressure, scale, scarce, spills};
 use std::collections::HashMap;
 use std::sync::Mutex;
 use weirpool::device::sim::Clock;
@@ -80,6 +80,14 @@ fn waiting_costs_no_throughput_and_no_request_fails() {
         assert!(own(throughput) > 0.9 * unlimited, "{throughput:?}");
         assert_eq!(own(failures), 0.0);
     }
+}
+
+#[test]
+fn spills_and_fetches_have_a_bandwidth() {
+    let rows = spills::rows(&Simulated::new(Clock::Virtual), effort());
+    check(&rows);
+    assert_eq!(rows.len(), 4, "{rows:?}");
+    assert!(rows.iter().all(|row| own(row) > 0.0), "{rows:?}");
 }
 
 /// A contender that checks the calls of the mix.

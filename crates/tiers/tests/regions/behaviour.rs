@@ -153,6 +153,9 @@ fn graph_memory_of_a_region_comes_back_for_its_launches() {
     let later = device.block_on(weights.allocate(&stream, MIB)).unwrap();
     assert!(![held, at].contains(&later.address()));
     let other = pool.create_stream().unwrap();
+    // The contents of a graph's memory are undefined before the first launch, and the device reports who reads them.
+    write(&device, &mut input, &stream, 0);
+    graph.launch(&other).unwrap();
     for value in 1..4 {
         write(&device, &mut input, &stream, value);
         assert_eq!(device.block_on(weights.suspend()).unwrap(), 4 * MIB);

@@ -1,8 +1,10 @@
 //! Which memory is spilled.
 
-use crate::site::{MIB, Site};
+use crate::site::{MIB, Site, poll};
+use std::pin::pin;
+use std::time::Duration;
 use weirpool::device::sim::{Backing, SimDevice};
-use weirpool_tiers::Spillable;
+use weirpool_tiers::{Spillable, keep_chunks_free, keep_headroom};
 
 const CACHE: u64 = 1024 * MIB;
 const WANTED: u64 = 896 * MIB;
@@ -60,4 +62,38 @@ fn memory_is_spilled_by_the_chunks_that_it_frees() {
         drop((granted, blocks));
         site.end();
     }
+}
+
+/// Bytes of blocks that share their chunks with others are no room for a request of a chunk, which then waits for copies.
+#[test]
+fn chunks_are_free_ahead_of_requests_that_are_larger_than_the_blocks() {
+    let (low, high) = (16 * MIB, 64 * MIB);
+    let look = |site: &Site, headroom: &mut (dyn Future<Output = ()> + Unpin)| {
+        for _ in 0..20 {
+            assert!(poll(std::pin::Pin::new(&mut *headroom)).is_pending());
+            site.device.advance(Duration::from_millis(10));
+        }
+    };
+    let grants = |site: &Site| {
+        let before = site.tier.figures().spills;
+        let request = || site.pool.allocate(&site.stream, 2 * MIB);
+        let granted: Vec<_> = (0..high / (2 * MIB))
+            .map(|_| site.device.block_on(request()).unwrap())
+            .collect();
+        drop(granted);
+        site.tier.figures().spills - before
+    };
+    let (site, blocks) = cache(8);
+    look(&site, &mut pin!(keep_headroom(&site.pool, low..high)));
+    assert!(grants(&site) > 0, "by age no chunk is free");
+    drop(blocks);
+    site.end();
+
+    let (site, blocks) = cache(8);
+    look(&site, &mut pin!(keep_chunks_free(&site.pool, low..high)));
+    let spilled = site.tier.figures().spilled;
+    assert!((high..=high * 10 / 9).contains(&spilled), "{spilled}");
+    assert_eq!(grants(&site), 0, "no request spills");
+    drop(blocks);
+    site.end();
 }

@@ -81,17 +81,24 @@ impl Evictables {
         self.device.block_on(request).context("a block")
     }
 
+    /// Evicts the oldest blocks until whole chunks of this many bytes are free.
+    fn evict_by_age(&self, bytes: u64) {
+        loop {
+            let statistics = self.pool.inspect().statistics();
+            let room = statistics.capacity - statistics.reserved.current;
+            if room + statistics.releasable_bytes >= bytes || statistics.evictable == 0 {
+                return;
+            }
+            self.pool.maintain().evict(BLOCK);
+        }
+    }
+
     /// Takes working memory, and gives it back.
     fn work(&mut self, bytes: u64) -> anyhow::Result<()> {
         let evictions = || self.pool.inspect().statistics().evictions;
         let before = evictions();
-        while self.choice == Choice::Age {
-            let statistics = self.pool.inspect().statistics();
-            let room = statistics.capacity - statistics.reserved.current;
-            if room + statistics.releasable_bytes >= bytes || statistics.evictable == 0 {
-                break;
-            }
-            self.pool.maintain().evict(BLOCK);
+        if self.choice == Choice::Age {
+            self.evict_by_age(bytes);
         }
         let pieces = (0..bytes / CHUNK).map(|_| self.allocate(CHUNK));
         let pieces: Result<Vec<_>, _> = pieces.collect();

@@ -89,7 +89,7 @@ fn run(trace: &Trace, capacities: &[usize]) -> anyhow::Result<()> {
             share(evictable),
             share(of_four),
             share(spillable),
-            tiered.spilled()
+            tiered.spills()
         );
         ensure!(
             (plain..=bound).contains(&evictable),

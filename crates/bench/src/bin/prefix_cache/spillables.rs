@@ -60,7 +60,8 @@ impl Spillables {
         })
     }
 
-    pub(crate) fn spilled(&self) -> u64 {
+    /// Returns how many blocks were spilled.
+    pub(crate) fn spills(&self) -> u64 {
         self.tier.figures().spills
     }
 
