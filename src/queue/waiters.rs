@@ -11,19 +11,18 @@ use super::{Demand, Rules};
 use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
 use crate::heap::Placement;
-use crate::id::{ReservationId, StreamId};
+use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::{Accounts, Tag, WaitOutcome, Waits};
 use crate::queue::WaitingRequest;
 use crate::sync::plain;
-use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
+use crate::sync::{Arc, Foreign, Guard, Guards, Mutex, Ordering, SharedState, Trash};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
-use weirpool_queue::{Admitted, Entry, Moved, Pieces, Position, Queue, QueueLimit, Refused};
+use weirpool_queue::{Admitted, Entry, Moved, Pieces, Position, Queue, Refused};
 
 /// How many requests are looked at, from the head on, for one that was not notified yet.
 const NOTIFIED: usize = 4;
@@ -88,8 +87,8 @@ enum Leaving {
 
 /// The queue, and the waiters of its requests.
 #[derive(Debug)]
-struct Members {
-    queue: Queue,
+pub(crate) struct Members {
+    pub(crate) queue: Queue,
     /// Each may be the last owner of its stream.
     waiters: BTreeMap<Position, Foreign<Arc<Waiter>>>,
 }
@@ -131,6 +130,11 @@ impl Waiters {
             waits,
             accounts: Accounts::default(),
         }
+    }
+
+    /// Locks the queue, for a question or a setting that no request leaves or joins by. No foreign code may run meanwhile.
+    pub(crate) fn lock(&self) -> Guard<'_, Members> {
+        self.members.lock()
     }
 
     /// Adds a request: to the quota queue of its tag if that has reached its limit, and otherwise to the fair queue.
@@ -369,11 +373,6 @@ impl Waiters {
         self.members.lock().queue.set_weight(tag, weight);
     }
 
-    /// Returns the weight of a tag, if it has one.
-    pub(crate) fn weight(&self, tag: Tag) -> Option<NonZeroU32> {
-        self.members.lock().queue.weight(tag)
-    }
-
     /// Returns the first throttled request of a tag.
     pub(super) fn first_throttled(&self, tag: Tag) -> Option<Arc<Waiter>> {
         let members = self.members.lock();
@@ -398,11 +397,6 @@ impl Waiters {
         }
         let mut first = members.queue.in_order(NOTIFIED);
         Some(first.find_map(|position| members.waiters.get(&position)?.notify()))
-    }
-
-    /// Returns whether a request in the fair queue is for the stream.
-    pub(super) fn waits_for(&self, stream: StreamId) -> bool {
-        self.members.lock().queue.waits_for(stream)
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head: all of them once in a generation, and after
@@ -437,46 +431,6 @@ impl Waiters {
             .all()
             .next()
             .map(|waiter| waiter.entry.since)
-    }
-
-    /// Returns when the oldest request in the fair queue arrived, on the device's clock. Requests that wait for the
-    /// limit of their tag do not count.
-    pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
-        self.members.lock().queue.oldest()
-    }
-
-    pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
-        self.members.lock().queue.set_limit(limit);
-    }
-
-    pub(crate) fn queue_limit(&self) -> QueueLimit {
-        self.members.lock().queue.limit()
-    }
-
-    /// Sets how many requests of a tag may wait. With `None`, the pool's queue limit applies to those over its limit.
-    pub(crate) fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
-        self.members.lock().queue.set_limit_of(tag, limit);
-    }
-
-    /// Returns how many requests of a tag may wait.
-    pub(crate) fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
-        self.members.lock().queue.limit_of(tag)
-    }
-
-    /// Estimates the wait of a request of a tag that arrives now and is due at `due`. With `over`, the request is over that
-    /// tag's limit.
-    pub(super) fn expected_wait(
-        &self,
-        over: Option<Tag>,
-        tag: Option<Tag>,
-        bytes: u64,
-        due: i128,
-        now: Duration,
-    ) -> Option<Duration> {
-        self.members
-            .lock()
-            .queue
-            .expected_wait(over, tag, bytes, due, now)
     }
 
     fn count_refusal(&self, newcomer: &Newcomer<'_>, refusal: &Refused) {
@@ -573,11 +527,6 @@ impl Waiters {
         looked_at
             .filter_map(|position| members.at(position))
             .collect()
-    }
-
-    /// Returns how many requests wait in the fair queue.
-    pub(super) fn queued(&self) -> usize {
-        self.members.lock().queue.queued()
     }
 
     /// Returns whether no request waits in the fair queue.
