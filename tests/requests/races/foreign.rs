@@ -185,49 +185,6 @@ fn bounded(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The last search of a deadlocked queue may own the last reference to a request that has left, and that the last one to
-/// its stream.
-#[test]
-fn owner_of_a_stream_is_not_dropped_with_the_last_search_of_a_deadlocked_queue() {
-    bounded(|| {
-        let sim = manual_builder().checker(Checker::Off).build();
-        let device = Between {
-            sim: sim.clone(),
-            acts: Arc::default(),
-        };
-        let builder = builder(&device, 8 * MIB);
-        let pool = builder.build().unwrap();
-        let (_work, a) = stream(&sim, &pool);
-        let all = pool.try_allocate(&a, 8 * MIB).unwrap();
-        let mut head = not_ready(pool.allocate(&a, 8 * MIB));
-        for _ in 0..3 {
-            // Deadlocked: every request was tried.
-            sim.advance(us(20_000));
-            let _ = poll(&mut head);
-        }
-        let asked = Asked::of(&pool);
-        for turn in 0..12 {
-            let (p, s, of) = (pool.clone(), sim.clone(), asked.clone());
-            let come: Act = Box::new(move || newcomer_that_leaves(&s, &p, &of, false));
-            let wait = || -> Act { Box::new(|| {}) };
-            // The last of them acts first: at the reading after `turn` others.
-            *device.acts.lock().unwrap() = std::iter::once(come)
-                .chain((0..turn).map(|_| wait()))
-                .collect();
-            pool.tag(tag()).set_limit(Some(turn));
-            device.acts.lock().unwrap().clear();
-            for limit in 100..103 {
-                sim.advance(us(20_000));
-                pool.tag(tag()).set_limit(Some(limit));
-                let _ = poll(&mut head);
-            }
-        }
-        assert!(asked.count() > 0, "the owners were dropped");
-        asked.end();
-        drop((head, all));
-    });
-}
-
 /// Blocks that a reservation keeps go back to the heap while their streams end, and figures are read meanwhile.
 #[test]
 fn owner_of_a_stream_is_not_dropped_while_a_reservation_gives_back_what_it_keeps() {
