@@ -2,7 +2,6 @@
 //! while the pool holds a lock. If one were, its thread would wait for itself.
 
 use super::*;
-use crate::common::pass_on;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -140,34 +139,6 @@ fn newcomer_that_leaves(device: &SimDevice, pool: &Pool, asked: &Asked, panics: 
         poll_as(&mut request, &asked.waker(panics));
     }
     drop(request);
-}
-
-type Act = Box<dyn FnOnce() + Send>;
-
-/// A device that acts within a reading of its clock, as another thread could at that moment.
-#[derive(Clone)]
-struct Between {
-    sim: SimDevice,
-    acts: Arc<Mutex<Vec<Act>>>,
-}
-
-impl std::fmt::Debug for Between {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Between")
-    }
-}
-
-// SAFETY: every call is passed on.
-unsafe impl Device for Between {
-    pass_on! { |between| &between.sim => id, describe, capabilities, memory_info, set_alarm, cancel_alarm, reserve,
-    unreserve, create, destroy, map, unmap, allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned,
-    create_event, destroy_event, record, query, wait, watch, unwatch, upload, download, fill }
-
-    fn now(&self) -> Duration {
-        let act = self.acts.lock().unwrap().pop();
-        act.into_iter().for_each(|act| act());
-        self.sim.now()
-    }
 }
 
 /// Runs a test on a thread of its own. One that waits for itself fails the test instead of hanging it.
