@@ -123,7 +123,7 @@ async fn spills(
     let mut spills = Spills::new(backend, piece, count).await?;
     println!("{count} blocks of {} MiB", piece >> 20);
     let [out, back] = bare;
-    let (bytes, stream) = (spills.bytes(), spills.stream().clone());
+    let bytes = spills.bytes();
     for round in 0..rounds {
         let name = if round == 0 {
             "spill, and pin"
@@ -134,7 +134,7 @@ async fn spills(
         let (time, fetched) = spills.fetch(&*device).await?;
         row("fetch", time, bytes, back);
         for (value, block) in fetched.iter().enumerate() {
-            let is_right = is_filled(block, &stream, value as u8).await?;
+            let is_right = is_filled(block, &block.stream(), value as u8).await?;
             ensure!(is_right, "contents of block {value}");
         }
     }

@@ -111,10 +111,6 @@ impl Spills {
         ensure!(copies == [wanted; 2], "{copies:?} copies, not {wanted}");
         Ok((time, fetched?))
     }
-
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
-    }
 }
 
 /// Runs a future. Returns its result, and the time on the device's clock.
