@@ -119,7 +119,7 @@ impl Gated {
     /// be one of them.
     ///
     /// # Errors
-    /// Returns [`RegionError::Suspended`] if it is suspended, or about to be with nobody inside.
+    /// Returns [`RegionError::Suspended`] if it is suspended, or about to be while no task is inside.
     pub(crate) fn try_enter(self: &Arc<Self>) -> Result<Arc<Inside>, RegionError> {
         let shared = locked(&self.inside).iter().find_map(Weak::upgrade);
         if let Some(inside) = shared {
@@ -225,7 +225,7 @@ pub(crate) async fn enter(
     Ok(inside)
 }
 
-/// Suspends regions as one, once nobody is inside one and all work of the device is complete. Returns the bytes given back.
+/// Suspends regions as one, once no task is inside of one and all work of the device is complete. Returns the bytes given back.
 ///
 /// # Errors
 /// Returns the errors of [`suspend_all`], and an error of the device.

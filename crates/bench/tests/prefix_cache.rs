@@ -10,7 +10,7 @@ fn run(arguments: &[&str]) -> Output {
         .expect("it runs")
 }
 
-/// Returns the cells of the rows of a table, by the beginning of its head, without what is in brackets.
+/// Returns the first number of each cell of a table, which is found by the beginning of its head.
 fn rows(text: &str, head: &str) -> Vec<Vec<f64>> {
     let rows = text.lines().skip_while(|line| !line.starts_with(head));
     let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
