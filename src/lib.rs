@@ -59,6 +59,7 @@
 //! |---|---|
 //! | `weirpool-alloc` | the memory that a library of kernels takes: of a pool, a reservation, the current pool, or cudarc |
 //! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
+//! | `weirpool-c` | headers and libraries for C and C++, and a resource of `cuda::mr` |
 //! | `weirpool-canaries` | guards of blocks, which find writes beside them |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
