@@ -14,9 +14,9 @@ mkdir -p "${OUT:?a folder for the programs}"
 cuda=${CUDA_HOME:-/usr/local/cuda}
 cccl=${CCCL_INCLUDE:-$cuda/include/cccl}
 runtime=$(find "$cuda"/lib* -name libcudart_static.a | head -n 1)
-linked=("$library" "$runtime" -lpthread -ldl -lrt -lm)
+linked=("$library" "$runtime" -Wl,--gc-sections -lpthread -ldl -lrt -lm)
 cc -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -I "$sources/../../include" -isystem "$cuda/include" pool.c -o "$OUT/pool" "${linked[@]}"
-"$cuda/bin/nvcc" -std=c++17 -O2 -arch="${ARCH:-sm_90}" -I "$sources/../../include" -isystem "$cccl" -L "$(dirname "$runtime")" resource.cu -o "$OUT/resource" "$library" -lpthread -ldl -lm
+"$cuda/bin/nvcc" -std=c++17 -O2 -arch="${ARCH:-sm_90}" -I "$sources/../../include" -isystem "$cccl" -L "$(dirname "$runtime")" resource.cu -o "$OUT/resource" "$library" -Xlinker --gc-sections -lpthread -ldl -lm
 if [ -n "${RMM:-}" ]; then
   rmm=(-std=c++20 -O1 -I "$sources/../../include" -I "$RMM/include" -I "$RMM/tests" -I "$RMM/tests/mr" -isystem "$cccl" -isystem "$cuda/include")
   for part in "$sources/rmm" "$RMM/tests/device_scalar_tests" "$RMM/tests/device_uvector_tests"; do
