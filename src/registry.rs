@@ -145,7 +145,7 @@ fn others_to_spill(engine: &Engine) -> Vec<Arc<Presence>> {
     let engine_of = |pool: &'_ Presence| -> *const Engine { &pool.service.engine };
     let is_own = |pool: &Presence| std::ptr::eq(engine_of(pool), engine);
     // In the order in which they were built, which decides between requests that came at the same time.
-    let age_of = |at: usize| Some((pools[at].service.queue.oldest_for_memory()?, at));
+    let age_of = |at: usize| Some((pools[at].service.queue.lock().queue.oldest()?, at));
     let own_age = pools.iter().position(|pool| is_own(pool)).and_then(age_of);
     let may_spill = |at: usize| match (own_age, age_of(at)) {
         (_, None) => true,

@@ -34,8 +34,9 @@ pub(crate) fn of_tag(service: &Service, tag: Tag) -> TagStatistics {
 }
 
 fn with_terms(service: &Service, mut read: TagStatistics) -> TagStatistics {
-    read.weight = service.queue.weight(read.tag).map_or(0, NonZeroU32::get);
-    read.queue_limit = service.queue.tag_queue_limit(read.tag);
+    let queue = &service.queue.lock().queue;
+    read.weight = queue.weight(read.tag).map_or(0, NonZeroU32::get);
+    read.queue_limit = queue.limit_of(read.tag);
     read
 }
 

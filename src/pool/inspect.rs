@@ -57,7 +57,7 @@ impl<'a> Inspect<'a> {
         told.capacity = engine.store.capacity();
         told.chunk_bytes = settings.geometry.chunk_bytes;
         told.release_threshold = engine.maintenance.threshold();
-        told.queue_limit = presence.service.queue.queue_limit();
+        told.queue_limit = presence.service.queue.lock().queue.limit();
         told
     }
 

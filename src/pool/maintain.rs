@@ -95,7 +95,8 @@ impl Maintain<'_> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_queue_limit(self, limit: impl Into<QueueLimit>) {
-        self.pool.service().queue.set_queue_limit(limit.into());
+        let limit = limit.into();
+        self.pool.service().queue.lock().queue.set_limit(limit);
     }
 
     /// Sets the number of reserved bytes above which the pool gives free memory back without being asked: at the next

@@ -96,10 +96,8 @@ impl<'a> TagAccount<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_queue_limit(&self, limit: Option<QueueLimit>) {
-        self.pool
-            .service()
-            .queue
-            .set_tag_queue_limit(self.tag, limit);
+        let members = &mut *self.pool.service().queue.lock();
+        members.queue.set_limit_of(self.tag, limit);
     }
 
     /// Estimates how long a request of the tag for `bytes` bytes that arrives now would wait over the tag's

@@ -317,7 +317,7 @@ impl Publish for Funnel {
         match change {
             Change::Memory | Change::Order(_) => {
                 let is_awaited = match change {
-                    Change::Order(stream) => self.queue.waits_for(stream),
+                    Change::Order(stream) => self.queue.lock().queue.waits_for(stream),
                     _ => true,
                 };
                 if is_awaited {

@@ -145,7 +145,10 @@ impl<'a> Pass<'a> {
             return Served::Short;
         };
         let now = service.now();
-        let (position, queued) = (head.entry.sort_key.position, service.queue.queued());
+        let (position, queued) = (
+            head.entry.sort_key.position,
+            service.queue.lock().queue.queued(),
+        );
         let mut standstill = service.standstill.lock();
         let grace_ends = standstill.look(position, returns, queued, &service.rules, now);
         drop(standstill);

@@ -283,7 +283,8 @@ impl Service {
     ) -> Option<Duration> {
         let now = self.now();
         let due_at = due(&Terms::default(), now);
-        self.queue.expected_wait(over, tag, bytes, due_at, now)
+        let queue = &self.queue.lock().queue;
+        queue.expected_wait(over, tag, bytes, due_at, now)
     }
 
     /// Returns whether a thread searches memory for the requests that wait.

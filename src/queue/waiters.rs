@@ -1,5 +1,5 @@
-//! All waiting requests of a pool: the [queue](Queue) that decides about them, with waiters as its values, and what follows from
-//! its answers.
+//! All waiting requests of a pool: the [queue](Queue) that decides about them, the waiters that it knows by their positions,
+//! and what follows from its answers.
 //!
 //! Each method locks the queue, asks it, and executes the answer: it charges tags, closes and opens the gate, counts how
 //! requests waited, and returns the wakers that its caller calls with the lock released. The gate is closed while any
@@ -11,18 +11,18 @@ use super::{Demand, Rules};
 use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
 use crate::heap::Placement;
-use crate::id::{ReservationId, StreamId};
+use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::{Accounts, Tag, WaitOutcome, Waits};
 use crate::queue::WaitingRequest;
 use crate::sync::plain;
-use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
+use crate::sync::{Arc, Foreign, Guard, Guards, Mutex, Ordering, SharedState, Trash};
 use smallvec::SmallVec;
-use std::num::NonZeroU32;
+use std::collections::BTreeMap;
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
-use weirpool_queue::{Admitted, Entry, Left, Moved, Pieces, Queue, QueueLimit, Refused, ToTry};
+use weirpool_queue::{Admitted, Entry, Moved, Pieces, Position, Queue, Refused};
 
 /// How many requests are looked at, from the head on, for one that was not notified yet.
 const NOTIFIED: usize = 4;
@@ -85,13 +85,29 @@ enum Leaving {
     Displaced,
 }
 
-/// A waiter in the queue, which may be the last owner of its stream.
-type Held = Foreign<Arc<Waiter>>;
+/// The queue, and the waiters of its requests.
+#[derive(Debug)]
+pub(crate) struct Members {
+    pub(crate) queue: Queue,
+    /// Each may be the last owner of its stream.
+    waiters: BTreeMap<Position, Foreign<Arc<Waiter>>>,
+}
+
+impl Members {
+    fn at(&self, position: Position) -> Option<Arc<Waiter>> {
+        self.waiters.get(&position).map(|waiter| (**waiter).clone())
+    }
+
+    /// Returns all waiters, in the order of arrival.
+    fn all(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.waiters.values().map(|waiter| &**waiter)
+    }
+}
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    queue: Mutex<Queue<Held>>,
+    members: Mutex<Members>,
     /// The requests made in scopes of reservations, throttled ones included.
     pub(super) scopes: Scopes,
     /// How the pool's requests waited.
@@ -103,11 +119,22 @@ pub(crate) struct Waiters {
 impl Waiters {
     pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         Self {
-            queue: Mutex::new(Guards::Queue, Queue::new(rules)),
+            members: Mutex::new(
+                Guards::Queue,
+                Members {
+                    queue: Queue::new(rules),
+                    waiters: BTreeMap::new(),
+                },
+            ),
             scopes: Scopes::new(),
             waits,
             accounts: Accounts::default(),
         }
+    }
+
+    /// Locks the queue, for a question or a setting that no request leaves or joins by. No foreign code may run meanwhile.
+    pub(crate) fn lock(&self) -> Guard<'_, Members> {
+        self.members.lock()
     }
 
     /// Adds a request: to the quota queue of its tag if that has reached its limit, and otherwise to the fair queue.
@@ -121,8 +148,8 @@ impl Waiters {
     ) -> Result<Joined, JoinRefused> {
         // With no lock held: that calls foreign code.
         let waker = newcomer.waker.clone();
-        let mut queue = self.queue.lock_with_trash();
-        let (queue, trash) = queue.parts();
+        let mut members = self.members.lock_with_trash();
+        let (members, trash) = members.parts();
         let (demand, now) = (newcomer.demand, newcomer.since);
         let bytes = demand.request.bytes;
         let account = demand.tag.map(|tag| (tag, self.accounts.of(tag)));
@@ -139,10 +166,10 @@ impl Waiters {
             limit: newcomer.limit,
             is_throttled: over.is_some(),
         };
-        let admitted = queue.admit(&asks, now).map_err(|refused| {
+        let admitted = members.queue.admit(&asks, now).map_err(|refused| {
             self.count_refusal(&newcomer, &refused);
             if let Some(tag) = over {
-                self.end_throttling(queue, tag);
+                self.end_throttling(&members.queue, tag);
             }
             // Uncharged by the caller, with the lock released: that may let others in.
             let charged = demand
@@ -157,11 +184,11 @@ impl Waiters {
         let Admitted { entry, displaced } = admitted?;
         let mut moved = Moved::default();
         let displaced = displaced.into_iter().filter_map(|(entry, full)| {
-            let waiter = (**queue.get(&entry)?).clone();
+            let waiter = members.at(entry.sort_key.position)?;
             // A request that was granted in this moment keeps its grant. It leaves by itself, and makes room.
             let waker = waiter.fail(AllocError::QueueFull(full.into()));
             if waker.is_some() {
-                moved.and(self.leave_from(queue, &waiter, Leaving::Displaced, now, gate, trash));
+                moved.and(self.leave_from(members, &waiter, Leaving::Displaced, now, gate, trash));
             }
             Some(Displaced { waiter, waker })
         });
@@ -182,17 +209,15 @@ impl Waiters {
             self.scopes.enter(&waiter, gate);
         }
         let held = Foreign::new(waiter.clone());
-        match over {
-            Some(tag) => {
-                queue.join_throttled(tag, entry, held, now);
-                // It may be first, and small enough for the limit.
-                moved.and(self.admit_from(queue, tag, now, gate));
-            }
-            None => {
-                self.promise(&entry);
-                close(queue, gate);
-                moved.has_candidate |= queue.join(entry, held, now);
-            }
+        members.waiters.insert(entry.sort_key.position, held);
+        if over.is_none() {
+            self.promise(&entry);
+            close(&members.queue, gate);
+        }
+        moved.has_candidate |= members.queue.join(entry, over, now);
+        if let Some(tag) = over {
+            // It may be first, and small enough for the limit.
+            moved.and(self.admit_from(members, tag, now, gate));
         }
         Ok(Joined {
             waiter,
@@ -217,14 +242,14 @@ impl Waiters {
         gate: &SharedState,
     ) -> Moved {
         let how = waited.map_or(Leaving::Unserved, Leaving::Served);
-        let mut queue = self.queue.lock_with_trash();
-        let (queue, trash) = queue.parts();
-        self.leave_from(queue, waiter, how, now, gate, trash)
+        let mut members = self.members.lock_with_trash();
+        let (members, trash) = members.parts();
+        self.leave_from(members, waiter, how, now, gate, trash)
     }
 
     fn leave_from(
         &self,
-        queue: &mut Queue<Held>,
+        members: &mut Members,
         waiter: &Waiter,
         how: Leaving,
         now: Duration,
@@ -233,24 +258,18 @@ impl Waiters {
     ) -> Moved {
         let entry = &waiter.entry;
         let is_served = matches!(how, Leaving::Served(_));
-        let Some(left) = queue.leave(entry, is_served, now) else {
+        let Some(left) = members.queue.leave(entry, is_served, now) else {
             return Moved::default();
         };
-        let Left {
-            waiter: held,
-            was_throttled,
-            mut moved,
-            left_over,
-        } = left;
-        trash.add([held]);
-        trash.add(left_over);
-        match (entry.tag, was_throttled) {
-            (Some(tag), true) => moved.and(self.admit_from(queue, tag, now, gate)),
+        trash.add(members.waiters.remove(&entry.sort_key.position));
+        let mut moved = left.moved;
+        match (entry.tag, left.was_throttled) {
+            (Some(tag), true) => moved.and(self.admit_from(members, tag, now, gate)),
             (tag, _) => {
                 if let Some(tag) = tag {
                     self.accounts.of(tag).end_promise(entry.bytes);
                 }
-                open_if_empty(queue, gate);
+                open_if_empty(&members.queue, gate);
             }
         }
         self.scopes.leave(waiter, gate, trash);
@@ -266,19 +285,17 @@ impl Waiters {
     /// Sets a request aside whose waiter was woken and not polled, and opens the gate if no other one waits. Returns whether
     /// it did.
     pub(super) fn set_aside(&self, waiter: &Waiter, gate: &SharedState) -> bool {
-        let mut queue = self.queue.lock_with_trash();
-        let (queue, trash) = queue.parts();
-        if !queue.has(&waiter.entry) || !waiter.set_aside() {
+        let queue = &mut self.members.lock().queue;
+        if !waiter.set_aside() || !queue.set_aside(&waiter.entry) {
             return false;
         }
-        trash.add(queue.set_aside(&waiter.entry));
         open_if_empty(queue, gate);
         true
     }
 
     /// Puts a request back to its position that was set aside, since its waiter is polled. Returns whether it did.
     pub(super) fn bring_back(&self, waiter: &Waiter, now: Duration, gate: &SharedState) -> bool {
-        let mut queue = self.queue.lock();
+        let queue = &mut self.members.lock().queue;
         let was_open = queue.is_gate_open();
         if !queue.bring_back(&waiter.entry, now) {
             return false;
@@ -292,33 +309,35 @@ impl Waiters {
 
     /// Lets requests of a tag into the fair queue, as far as its limit allows now.
     pub(super) fn admit(&self, tag: Tag, now: Duration, gate: &SharedState) -> Moved {
-        self.admit_from(&mut self.queue.lock(), tag, now, gate)
+        self.admit_from(&mut self.members.lock(), tag, now, gate)
     }
 
     fn admit_from(
         &self,
-        queue: &mut Queue<Held>,
+        members: &mut Members,
         tag: Tag,
         now: Duration,
         gate: &SharedState,
     ) -> Moved {
         let account = self.accounts.of(tag);
         let mut moved = Moved::default();
-        while let Some((entry, waiter)) = queue.first_throttled(tag)
+        while let Some(entry) = members.queue.first_throttled(tag)
             && account.charge_throttled(entry.bytes).is_ok()
         {
-            waiter.end_throttling();
+            if let Some(waiter) = members.waiters.get(&entry.sort_key.position) {
+                waiter.end_throttling();
+            }
             self.promise(entry);
-            close(queue, gate);
-            moved.and(queue.enter_first(tag, now));
+            close(&members.queue, gate);
+            moved.and(members.queue.enter_first(tag, now));
         }
-        self.end_throttling(queue, tag);
+        self.end_throttling(&members.queue, tag);
         moved
     }
 
     /// Notes that no request of a tag is throttled any more, if so.
-    fn end_throttling(&self, queue: &Queue<Held>, tag: Tag) {
-        if queue.has_no_throttled(tag) {
+    fn end_throttling(&self, queue: &Queue, tag: Tag) {
+        if queue.first_throttled(tag).is_none() {
             self.accounts.of(tag).end_throttling();
         }
     }
@@ -331,43 +350,40 @@ impl Waiters {
         now: Duration,
         gate: &SharedState,
     ) -> Moved {
-        let mut queue = self.queue.lock();
+        let mut members = self.members.lock();
         // Under the lock: a request throttled by the old limit is let in by the new one.
         self.accounts.of(tag).set_limit(limit);
-        self.admit_from(&mut queue, tag, now, gate)
+        self.admit_from(&mut members, tag, now, gate)
     }
 
-    /// Returns the waiting requests of a tag that are larger than its limit. Takes constant time if there are none.
+    /// Returns the waiting requests of a tag that are larger than its limit. Takes time in proportion to their number.
     pub(super) fn over_limit(&self, tag: Tag) -> Vec<Arc<Waiter>> {
         let Some(limit) = self.accounts.of(tag).limit() else {
             return Vec::new();
         };
-        let queue = self.queue.lock();
-        queue.larger_than(tag, limit).map(shared).collect()
+        let members = self.members.lock();
+        let larger = members.queue.larger_than(tag, limit);
+        larger.filter_map(|position| members.at(position)).collect()
     }
 
     /// Sets the weight of a tag.
     pub(crate) fn set_weight(&self, tag: Tag, weight: u32) {
         // The tag is listed from now on.
         let _ = self.accounts.of(tag);
-        self.queue.lock().set_weight(tag, weight);
-    }
-
-    /// Returns the weight of a tag, if it has one.
-    pub(crate) fn weight(&self, tag: Tag) -> Option<NonZeroU32> {
-        self.queue.lock().weight(tag)
+        self.members.lock().queue.set_weight(tag, weight);
     }
 
     /// Returns the first throttled request of a tag.
     pub(super) fn first_throttled(&self, tag: Tag) -> Option<Arc<Waiter>> {
-        let queue = self.queue.lock();
-        queue.first_throttled(tag).map(|(_, first)| shared(first))
+        let members = self.members.lock();
+        let first = members.queue.first_throttled(tag)?;
+        members.at(first.sort_key.position)
     }
 
     /// Returns the wakers of all throttled requests.
     pub(super) fn wakers_of_throttled(&self) -> Vec<Waker> {
-        let queue = self.queue.lock();
-        let throttled = queue.throttled();
+        let members = self.members.lock();
+        let throttled = members.all().filter(|waiter| waiter.is_throttled());
         throttled.filter_map(|waiter| waiter.notify()).collect()
     }
 
@@ -375,83 +391,46 @@ impl Waiters {
     /// has not been polled since, is on its way, or does not answer. `None` if no request waits in the fair queue, or
     /// else `claim` returns false, which is called under the lock.
     pub(super) fn next_to_notify(&self, claim: impl FnOnce() -> bool) -> Option<Option<Waker>> {
-        let queue = self.queue.lock();
-        if queue.is_gate_open() || !claim() {
+        let members = self.members.lock();
+        if members.queue.is_gate_open() || !claim() {
             return None;
         }
-        let mut first = queue.in_order(NOTIFIED);
-        Some(first.find_map(|waiter| waiter.notify()))
-    }
-
-    /// Returns whether a request in the fair queue is for the stream.
-    pub(super) fn waits_for(&self, stream: StreamId) -> bool {
-        self.queue.lock().waits_for(stream)
+        let mut first = members.queue.in_order(NOTIFIED);
+        Some(first.find_map(|position| members.waiters.get(&position)?.notify()))
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head: all of them once in a generation, and after
     /// that the newcomers.
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
-        let mut queue = self.queue.lock_with_trash();
-        let (queue, trash) = queue.parts();
-        let needs = |waiter: &Held| Pieces {
-            all: waiter.parts.all.iter().map(|part| part.request).collect(),
-            // A search for blocks says nothing of charges, nor one of them of the others.
-            is_anywhere: waiter.parts.placement == Placement::Anywhere
-                && waiter.parts.charge.is_none(),
+        let members = &mut *self.members.lock();
+        let waiters = &members.waiters;
+        let needs = |position| {
+            let parts = &waiters[&position].parts;
+            Pieces {
+                all: parts.all.iter().map(|part| part.request).collect(),
+                // A search for blocks says nothing of charges, nor one of them of the others.
+                is_anywhere: parts.placement == Placement::Anywhere && parts.charge.is_none(),
+            }
         };
-        let ToTry { all, left_over } = queue.to_scan(generation, usual_alignment, needs);
-        // They may have left the queue, and be the last owners of their streams.
-        trash.add(left_over);
-        all.into_iter().map(Foreign::into_inner).collect()
+        let to_scan = members.queue.to_scan(generation, usual_alignment, needs);
+        let to_scan = to_scan.into_iter();
+        to_scan
+            .filter_map(|position| members.at(position))
+            .collect()
     }
 
     /// Forgets the last search for every request: something moved.
     pub(super) fn forget_scan(&self) {
-        let mut queue = self.queue.lock_with_trash();
-        let (queue, trash) = queue.parts();
-        trash.add(queue.forget_scan());
+        self.members.lock().queue.forget_scan();
     }
 
     /// Returns when the oldest waiting request arrived, on the device's clock.
     pub(crate) fn oldest(&self) -> Option<Duration> {
-        self.queue.lock().oldest()
-    }
-
-    /// Returns when the oldest request in the fair queue arrived, on the device's clock. Requests that wait for the
-    /// limit of their tag do not count.
-    pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
-        self.queue.lock().oldest_for_memory()
-    }
-
-    pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
-        self.queue.lock().set_limit(limit);
-    }
-
-    pub(crate) fn queue_limit(&self) -> QueueLimit {
-        self.queue.lock().limit()
-    }
-
-    /// Sets how many requests of a tag may wait. With `None`, the pool's queue limit applies to those over its limit.
-    pub(crate) fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
-        self.queue.lock().set_limit_of(tag, limit);
-    }
-
-    /// Returns how many requests of a tag may wait.
-    pub(crate) fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
-        self.queue.lock().limit_of(tag)
-    }
-
-    /// Estimates the wait of a request of a tag that arrives now and is due at `due`. With `over`, the request is over that
-    /// tag's limit.
-    pub(super) fn expected_wait(
-        &self,
-        over: Option<Tag>,
-        tag: Option<Tag>,
-        bytes: u64,
-        due: i128,
-        now: Duration,
-    ) -> Option<Duration> {
-        self.queue.lock().expected_wait(over, tag, bytes, due, now)
+        self.members
+            .lock()
+            .all()
+            .next()
+            .map(|waiter| waiter.entry.since)
     }
 
     fn count_refusal(&self, newcomer: &Newcomer<'_>, refusal: &Refused) {
@@ -472,9 +451,9 @@ impl Waiters {
         [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
-    /// Returns the first `most` waiting requests, those in quota queues and those set aside last.
+    /// Returns the first `most` waiting requests, in the order of arrival.
     pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
-        self.queue.lock().first(most).map(shared).collect()
+        self.members.lock().all().take(most).cloned().collect()
     }
 
     /// Describes the first `most` waiting requests, those over the limit of their tag last. The lock is held for a part of
@@ -484,17 +463,19 @@ impl Waiters {
         /// Requests in a part.
         const PART: usize = 256;
         let mut list = Vec::new();
-        let mut listed = self.queue.lock().begin_list(most, now);
+        let mut listed = self.members.lock().queue.begin_list(most, now);
         loop {
             let part = {
-                let queue = self.queue.lock();
-                queue.list(&mut listed, PART.min(most - list.len()))
+                let members = self.members.lock();
+                let part = members.queue.list(&mut listed, PART.min(most - list.len()));
+                let part = part.into_iter();
+                let part = part.filter_map(|(position, it)| Some((members.at(position)?, it)));
+                part.collect::<Vec<_>>()
             };
             if part.is_empty() {
                 return list;
             }
             list.extend(part.into_iter().map(|(waiter, expected)| {
-                let waiter = waiter.into_inner();
                 let mut listed = waiter.listed(now);
                 listed.expected_wait = expected;
                 listed
@@ -510,7 +491,7 @@ impl Waiters {
         }
         // Under the lock, under which a server reads the first requests: it sees this, or it has begun before this, and
         // is told to look again.
-        let _queue = self.queue.lock();
+        let _members = self.members.lock();
         waiter.stall.watch()
     }
 
@@ -519,13 +500,12 @@ impl Waiters {
         if !waiter.stall.has_begun() {
             return false;
         }
-        let queue = self.queue.lock();
+        let members = self.members.lock();
         // Before it is known whether the request is still the first: a stall that begins later wakes its owner.
         if !waiter.stall.take() {
             return false;
         }
-        let at_limit = waiter.demand.tag.filter(|_| waiter.is_throttled());
-        let is_first = queue.is_first(&waiter.entry, at_limit);
+        let is_first = members.queue.is_first(&waiter.entry);
         if is_first {
             // Under the lock, where a request enters the fair queue, and is told again.
             waiter.stall.mark_told();
@@ -535,55 +515,51 @@ impl Waiters {
 
     /// Returns the request that is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
-        self.queue.lock().head().map(shared)
+        let members = self.members.lock();
+        members.at(members.queue.head()?)
     }
 
     /// Returns the head and the requests that may overtake it, in the order in which they are served if no further
     /// request arrives.
     pub(super) fn looked_at(&self) -> SmallVec<[Arc<Waiter>; 1]> {
-        self.queue.lock().looked_at().map(shared).collect()
-    }
-
-    /// Returns how many requests wait in the fair queue.
-    pub(super) fn queued(&self) -> usize {
-        self.queue.lock().queued()
+        let members = self.members.lock();
+        let looked_at = members.queue.looked_at();
+        looked_at
+            .filter_map(|position| members.at(position))
+            .collect()
     }
 
     /// Returns whether no request waits in the fair queue.
     pub(crate) fn is_empty(&self) -> bool {
-        self.queue.lock().is_gate_open()
+        self.members.lock().queue.is_gate_open()
     }
 
     /// Returns the number of requests that wait, in the fair queue or in a quota queue.
     pub(crate) fn waiting(&self) -> usize {
         // Under the lock: no request joins or leaves meanwhile.
-        let _queue = self.queue.lock();
+        let _members = self.members.lock();
         self.waits.waiting()
     }
 }
 
 /// Closes the gate for a request that enters the fair queue. It is closed under the queue's lock, as it is opened.
-fn close(queue: &Queue<Held>, gate: &SharedState) {
+fn close(queue: &Queue, gate: &SharedState) {
     if queue.is_gate_open() {
         gate.fetch_or(gate::WAITING, Ordering::SeqCst);
     }
 }
 
 /// Opens the gate if no request is left in the fair queue.
-fn open_if_empty(queue: &Queue<Held>, gate: &SharedState) {
+fn open_if_empty(queue: &Queue, gate: &SharedState) {
     if queue.is_gate_open() {
         gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
     }
-}
-
-fn shared(held: &Held) -> Arc<Waiter> {
-    (**held).clone()
 }
 
 impl Drop for Waiters {
     /// Only forgotten requests are left.
     fn drop(&mut self) {
         let mut trash = Trash::default();
-        trash.add(self.queue.get_mut().take_all());
+        trash.add(std::mem::take(&mut self.members.get_mut().waiters).into_values());
     }
 }

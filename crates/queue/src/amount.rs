@@ -1,7 +1,6 @@
 //! Requests and bytes that wait, counted.
 
 use crate::QueueLimit;
-use std::collections::BTreeMap;
 
 /// Requests, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,29 +41,4 @@ impl Amount {
 pub(crate) enum LimitKind {
     Requests,
     Bytes,
-}
-
-/// How many requests there are of each size.
-#[derive(Debug, Default)]
-pub(crate) struct Sizes(BTreeMap<u64, usize>);
-
-impl Sizes {
-    #[inline]
-    pub(crate) fn add(&mut self, bytes: u64) {
-        *self.0.entry(bytes).or_default() += 1;
-    }
-
-    #[inline]
-    pub(crate) fn remove(&mut self, bytes: u64) {
-        if let Some(count) = self.0.get_mut(&bytes) {
-            *count -= 1;
-            if *count == 0 {
-                self.0.remove(&bytes);
-            }
-        }
-    }
-
-    pub(crate) fn largest(&self) -> u64 {
-        self.0.last_key_value().map_or(0, |(bytes, _)| *bytes)
-    }
 }

@@ -51,33 +51,3 @@ impl fmt::Display for FullQueue {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::FullQueue;
-
-    #[test]
-    fn full_queue_names_the_limits_that_there_are() {
-        for (limit, limit_bytes, expected) in [
-            (8, u64::MAX, "8 may wait"),
-            (usize::MAX, 1 << 20, "requests for 1.0 MiB may wait"),
-            (8, 1 << 20, "8 for 1.0 MiB may wait"),
-        ] {
-            let full = FullQueue {
-                tag: None,
-                requested: 64,
-                waiting: 7,
-                limit,
-                waiting_bytes: 512,
-                limit_bytes,
-                expected_wait: None,
-            };
-            let text = full.to_string();
-            assert!(
-                text.starts_with("the queue is full: 7 waiting requests for 512 B, "),
-                "{text}"
-            );
-            assert!(text.ends_with(expected), "{text}");
-        }
-    }
-}

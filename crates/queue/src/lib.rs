@@ -1,7 +1,8 @@
 //! The queue of weirpool: which waiting request is next, which one may join, and which one loses its place.
 //!
-//! It decides and executes nothing. It knows no lock, waker, device or clock: times are arguments, and what should happen
-//! is returned. The pool keeps a [`Queue`] under a lock, with its waiters as values, and executes its answers.
+//! It decides and executes nothing. It knows no lock, waker, device or clock: a request is a [position](Position), times are
+//! arguments, and what should happen is returned. The pool keeps a [`Queue`] under a lock, beside its waiters, and executes
+//! its answers.
 //!
 //! | file | contents |
 //! |---|---|
@@ -47,7 +48,7 @@ pub use fair_queue::{Flow, Position, SortKey};
 pub use full_queue::FullQueue;
 pub use queue::{Admitted, Left, Listed, Moved, Newcomer, Queue, Refused};
 pub use queue_limit::QueueLimit;
-pub use scan::{Pieces, ToTry};
+pub use scan::Pieces;
 pub use standstill::{Standstill, TagStandstill, Verdict};
 pub use tag::Tag;
 pub use terms::{DUE_AFTER, Overtaking, PRIORITY_STEP, Rules, Terms, due, longest_wait};

@@ -10,15 +10,15 @@
 
 use crate::admission::{full, joined_wait};
 use crate::amount::Amount;
-use crate::fair_queue::{Cost, Flow, Place, Position, SortKey, WaiterWalk};
+use crate::fair_queue::{Cost, Flow, Position, SortKey, Walk};
 use crate::listing::Listing;
 use crate::queued::Queued;
 use crate::quota_queue::QuotaQueues;
-use crate::scan::{Pieces, ToTry};
+use crate::scan::{Pieces, Scan, promising};
 use crate::shares::Applicant;
 use crate::terms::Rules;
 use crate::{Entry, FullQueue, QueueLimit, Tag};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::ops::Bound;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub struct Newcomer {
     pub is_throttled: bool,
 }
 
-/// A request that may join, by [`Queue::join`] or [`Queue::join_throttled`].
+/// A request that may join, by [`Queue::join`].
 #[derive(Debug)]
 #[must_use = "the request joins after those that it displaces have left"]
 pub struct Admitted {
@@ -84,27 +84,25 @@ impl Moved {
     }
 }
 
-/// A request that left.
-#[derive(Debug)]
+/// How a request left.
+#[derive(Clone, Copy, Debug)]
 #[must_use = "requests behind it may move up"]
-pub struct Left<T> {
-    /// The request.
-    pub waiter: T,
+pub struct Left {
     /// Whether it waited for the limit of its tag. Then the limit may allow the requests behind it.
     pub was_throttled: bool,
     /// What moved.
     pub moved: Moved,
-    /// Requests that the queue remembered for a search that does not follow any more.
-    pub left_over: Vec<T>,
 }
 
-/// The waiting requests of a pool, and the decisions about them.
+/// The waiting requests of a pool, by the positions that they were given, and the decisions about them.
 #[derive(Debug)]
-pub struct Queue<T> {
-    queued: Queued<T>,
+pub struct Queue {
+    queued: Queued,
     /// Requests that were set aside: their waiters were woken and not polled.
-    aside: BTreeMap<Position, (Entry, T)>,
-    quotas: QuotaQueues<T>,
+    aside: BTreeSet<Position>,
+    quotas: QuotaQueues,
+    /// All requests with a tag, by size.
+    by_size: BTreeSet<(Tag, u64, Position)>,
     /// The weights of the tags that have one.
     weights: BTreeMap<Tag, NonZeroU32>,
     /// The position of the next newcomer.
@@ -114,20 +112,14 @@ pub struct Queue<T> {
     sheds: bool,
 }
 
-/// Returns the weight of a tag or flow: 1 if it has none.
-#[inline]
-fn weight_in(weights: &BTreeMap<Tag, NonZeroU32>, of: Option<Tag>) -> u32 {
-    let weight = of.and_then(|tag| weights.get(&tag));
-    weight.map_or(1, |weight| weight.get())
-}
-
-impl<T> Queue<T> {
+impl Queue {
     /// Creates an empty queue.
     pub fn new(rules: &Rules) -> Self {
         Self {
             queued: Queued::new(rules.queue_limit),
-            aside: BTreeMap::new(),
+            aside: BTreeSet::new(),
             quotas: QuotaQueues::new(rules.queue_limit),
+            by_size: BTreeSet::new(),
             weights: BTreeMap::new(),
             next: 0,
             looked_at: rules.looked_at(),
@@ -153,7 +145,7 @@ impl<T> Queue<T> {
         let over = newcomer.tag.filter(|_| newcomer.is_throttled);
         let bytes = entry.bytes;
         let expected = || self.expected_wait_of(over, &entry, now);
-        if let Some((tag, waiting, limit)) = self.limit_of_tag(entry.tag, over)
+        if let Some((tag, waiting, limit)) = self.limit_for(entry.tag, over)
             && waiting.is_full(limit, bytes)
         {
             let full = full(Some(tag), bytes, waiting, limit, expected());
@@ -173,7 +165,7 @@ impl<T> Queue<T> {
                     let total = queued.shares.total();
                     Refused::Full(full(None, bytes, total, limit, expected()))
                 };
-                (queued.is_empty(), displaced.ok_or_else(refused)?)
+                (self.is_gate_open(), displaced.ok_or_else(refused)?)
             }
         };
         // The first request waits in any case: it keeps the estimate current.
@@ -183,7 +175,7 @@ impl<T> Queue<T> {
             return Err(Refused::Shed { expected, limit });
         }
         let displaced = displaced.into_iter();
-        let displaced = displaced.map(|entry| (*entry, self.full_for(entry, now)));
+        let displaced = displaced.map(|entry| (entry, self.full_for(&entry, now)));
         let displaced = displaced.collect();
         self.next += 1;
         Ok(Admitted { entry, displaced })
@@ -198,11 +190,7 @@ impl<T> Queue<T> {
 
     /// Returns the queue limit that holds for the requests of a tag alone, if any, with those that wait: its own limit
     /// for all of them, or else the pool's for those over the tag's limit.
-    fn limit_of_tag(
-        &self,
-        tag: Option<Tag>,
-        over: Option<Tag>,
-    ) -> Option<(Tag, Amount, QueueLimit)> {
+    fn limit_for(&self, tag: Option<Tag>, over: Option<Tag>) -> Option<(Tag, Amount, QueueLimit)> {
         let tag = tag?;
         let mut waiting = self.quotas.waiting(tag);
         match self.quotas.own_limit(tag) {
@@ -221,132 +209,88 @@ impl<T> Queue<T> {
         SortKey { due, position }
     }
 
-    /// Adds a request to the fair queue. Returns whether it is a candidate.
-    pub fn join(&mut self, entry: Entry, waiter: T, now: Duration) -> bool
-    where
-        T: Clone,
-    {
-        let weight = self.weight_of(entry.tag);
-        self.queued.join(entry, waiter, weight, now) || self.is_looked_at(&entry)
+    /// Adds a request that was admitted: to the fair queue, or to the quota queue of the tag `over` whose limit does not
+    /// allow it. There it may be the first, and small enough for the limit. Returns whether it is a candidate.
+    pub fn join(&mut self, entry: Entry, over: Option<Tag>, now: Duration) -> bool {
+        self.by_size.extend(sized(&entry));
+        match over {
+            Some(tag) => {
+                self.quotas.of(tag).join(entry, now);
+                false
+            }
+            None => self.enter(entry, now),
+        }
     }
 
-    /// Adds a request to the quota queue of its tag. It may be the first there, and small enough for the limit.
-    pub fn join_throttled(&mut self, tag: Tag, entry: Entry, waiter: T, now: Duration) {
-        self.quotas.of(tag).join(entry, waiter, now);
+    fn enter(&mut self, entry: Entry, now: Duration) -> bool {
+        let weight = self.weight_of(entry.tag);
+        self.queued.join(entry, weight, now) || self.is_looked_at(&entry)
     }
 
     /// Returns the throttled request of a tag that enters the fair queue next.
-    pub fn first_throttled(&self, tag: Tag) -> Option<&(Entry, T)> {
+    pub fn first_throttled(&self, tag: Tag) -> Option<&Entry> {
         self.quotas.get(tag)?.first()
     }
 
     /// Moves the first throttled request of a tag into the fair queue: the limit allows it now.
-    pub fn enter_first(&mut self, tag: Tag, now: Duration) -> Moved
-    where
-        T: Clone,
-    {
-        let left = self
-            .quotas
-            .get_mut(tag)
-            .and_then(|queue| queue.leave_first(now));
-        let Some((entry, waiter)) = left else {
+    pub fn enter_first(&mut self, tag: Tag, now: Duration) -> Moved {
+        let Some(entry) = self.first_throttled(tag).copied() else {
             return Moved::default();
         };
+        self.quotas.of(tag).leave(&entry, Some(now));
         Moved {
-            has_candidate: self.join(entry, waiter, now),
+            has_candidate: self.enter(entry, now),
             has_new_first: true,
         }
-    }
-
-    /// Returns whether no request of a tag is throttled.
-    pub fn has_no_throttled(&self, tag: Tag) -> bool {
-        self.quotas.is_empty(tag)
     }
 
     // ---- leaving ---------------------------------------------------------------------------
 
     /// Removes a request, served or not. Returns `None` if it left before.
-    pub fn leave(&mut self, entry: &Entry, is_served: bool, now: Duration) -> Option<Left<T>> {
-        let served = is_served.then(|| self.cost_of(entry.flow, entry.bytes));
+    pub fn leave(&mut self, entry: &Entry, is_served: bool, now: Duration) -> Option<Left> {
+        let served = is_served.then(|| Cost {
+            bytes: entry.bytes,
+            weight: self.weight_of(entry.flow),
+        });
         // The server goes on with the next request by itself.
         let has_candidate = !is_served && self.is_looked_at(entry);
-        let queued = self.queued.leave(entry, served, is_served.then_some(now));
-        let moved = Moved {
-            has_candidate,
-            has_new_first: false,
+        let served_at = is_served.then_some(now);
+        let mut left = Left {
+            was_throttled: false,
+            moved: Moved::default(),
         };
-        if let Some(waiter) = queued {
-            return Some(Left {
-                waiter,
-                was_throttled: false,
-                moved,
-                left_over: self.end_scan(),
-            });
+        if self.queued.leave(entry, served, served_at) {
+            left.moved.has_candidate = has_candidate;
+        } else if !self.aside.remove(&entry.sort_key.position) {
+            let quota_queue = self.quotas.get_mut(entry.tag?)?;
+            left.moved.has_new_first = quota_queue.first() == Some(entry);
+            left.was_throttled = quota_queue.leave(entry, None);
+            if !left.was_throttled {
+                return None;
+            }
         }
-        if let Some((_, waiter)) = self.aside.remove(&entry.sort_key.position) {
-            return Some(Left {
-                waiter,
-                was_throttled: false,
-                moved,
-                left_over: Vec::new(),
-            });
+        if let Some(sized) = sized(entry) {
+            self.by_size.remove(&sized);
         }
-        let quota_queue = self.quotas.get_mut(entry.tag?)?;
-        let first = quota_queue.first().map(|(first, _)| first.sort_key);
-        let (_, waiter) = quota_queue.leave(entry.sort_key, None)?;
-        Some(Left {
-            waiter,
-            was_throttled: true,
-            moved: Moved {
-                has_candidate: false,
-                has_new_first: first == Some(entry.sort_key),
-            },
-            left_over: Vec::new(),
-        })
+        Some(left)
     }
 
-    /// Forgets the last search once no request waits.
-    fn end_scan(&mut self) -> Vec<T> {
-        match self.queued.is_empty() {
-            true => self.queued.forget_scan(),
-            false => Vec::new(),
+    /// Sets a request aside. Returns whether it was in the fair queue.
+    pub fn set_aside(&mut self, entry: &Entry) -> bool {
+        let was_queued = self.queued.leave(entry, None, None);
+        if was_queued {
+            self.aside.insert(entry.sort_key.position);
         }
-    }
-
-    /// Takes all requests out: the pool ends.
-    pub fn take_all(&mut self) -> impl Iterator<Item = T> {
-        let aside = std::mem::take(&mut self.aside).into_values();
-        let aside = aside.map(|(_, waiter)| waiter);
-        let all = self.queued.take_all().chain(self.quotas.take_all());
-        all.chain(aside)
-    }
-
-    /// Returns whether a request is in the fair queue.
-    pub fn has(&self, entry: &Entry) -> bool {
-        self.queued.has(entry)
-    }
-
-    /// Sets a request in the fair queue aside. Returns the requests that the queue remembered for a search that does not
-    /// follow any more.
-    pub fn set_aside(&mut self, entry: &Entry) -> Vec<T> {
-        let Some(waiter) = self.queued.leave(entry, None, None) else {
-            return Vec::new();
-        };
-        self.aside.insert(entry.sort_key.position, (*entry, waiter));
-        self.end_scan()
+        was_queued
     }
 
     /// Puts a request back to its position that was set aside. Returns whether it was.
-    pub fn bring_back(&mut self, entry: &Entry, now: Duration) -> bool
-    where
-        T: Clone,
-    {
-        let Some((entry, waiter)) = self.aside.remove(&entry.sort_key.position) else {
-            return false;
-        };
-        let weight = self.weight_of(entry.tag);
-        let _ = self.queued.join(entry, waiter, weight, now);
-        true
+    pub fn bring_back(&mut self, entry: &Entry, now: Duration) -> bool {
+        let was_aside = self.aside.remove(&entry.sort_key.position);
+        if was_aside {
+            let _ = self.enter(*entry, now);
+        }
+        was_aside
     }
 
     // ---- the order -------------------------------------------------------------------------
@@ -354,83 +298,56 @@ impl<T> Queue<T> {
     /// Returns whether no request waits in the fair queue: the gate is open.
     #[inline]
     pub fn is_gate_open(&self) -> bool {
-        self.queued.is_empty()
+        self.queued.order.is_empty()
     }
 
     /// Returns how many requests wait in the fair queue.
     pub fn queued(&self) -> usize {
-        self.queued.len()
+        self.queued.order.len()
     }
 
     /// Returns the request that is served next.
-    pub fn head(&self) -> Option<&T> {
-        self.queued.head()
+    pub fn head(&self) -> Option<Position> {
+        self.queued.order.head().map(|key| key.position)
     }
 
     /// Returns the first `most` requests of the fair queue in the order in which they are served if no request comes.
-    pub fn in_order(&self, most: usize) -> impl Iterator<Item = &T> {
+    pub fn in_order(&self, most: usize) -> impl Iterator<Item = Position> {
         let weight = |flow| self.weight_of(flow);
-        self.queued.first(most, weight).map(|(_, waiter)| waiter)
+        let first = self.queued.order.first(most, weight);
+        first.map(|key| key.position)
     }
 
     /// Returns the head and the requests that may overtake it, in the order in which they are served if no further
     /// request arrives.
-    pub fn looked_at(&self) -> impl Iterator<Item = &T> {
+    pub fn looked_at(&self) -> impl Iterator<Item = Position> {
         self.in_order(self.looked_at)
     }
 
     /// Returns whether memory is searched for a request: it is the head, or one of those that may overtake the head.
     fn is_looked_at(&self, entry: &Entry) -> bool {
-        if self.looked_at == 1 {
-            return self.queued.head_place() == Some(place_of(entry));
+        match self.looked_at {
+            1 => self.queued.order.head() == Some(entry.sort_key),
+            _ => self.looked_at().any(|it| it == entry.sort_key.position),
         }
-        let weight = |flow| self.weight_of(flow);
-        let mut first = self.queued.first(self.looked_at, weight);
-        first.any(|(place, _)| place == place_of(entry))
     }
 
-    /// Returns the first `most` waiting requests, those in quota queues and those set aside last.
-    pub fn first(&self, most: usize) -> impl Iterator<Item = &T> {
-        let aside = self.aside.values().map(|(_, waiter)| waiter);
-        let others = self.throttled().chain(aside);
-        self.in_order(most).chain(others).take(most)
-    }
-
-    /// Returns the throttled requests of all tags.
-    pub fn throttled(&self) -> impl Iterator<Item = &T> {
-        self.quotas.waiters().map(|(_, waiter)| waiter)
-    }
-
-    /// Returns whether a request is the head, or the first that waits for the limit of `at_limit`.
-    pub fn is_first(&self, entry: &Entry, at_limit: Option<Tag>) -> bool {
-        match at_limit {
-            Some(tag) => {
-                let first = self.first_throttled(tag);
-                first.is_some_and(|(first, _)| first.sort_key == entry.sort_key)
-            }
-            None => self.queued.head_place() == Some(place_of(entry)),
-        }
+    /// Returns whether a request is the head, or the first that waits for the limit of its tag.
+    pub fn is_first(&self, entry: &Entry) -> bool {
+        let at_limit = entry.tag.and_then(|tag| self.first_throttled(tag));
+        at_limit == Some(entry) || self.queued.order.head() == Some(entry.sort_key)
     }
 
     /// Returns whether a request in the fair queue is for the stream.
     pub fn waits_for(&self, stream: StreamId) -> bool {
-        self.queued.waits_for(stream)
+        self.queued.by_stream.contains_key(&stream)
     }
 
-    /// Returns the waiting requests of a tag for more than that many bytes. Takes constant time if there are none.
-    pub fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = &T> {
-        let queued = self.queued.shares.larger_than(Some(tag), bytes);
-        let queued = queued.filter_map(|entry| self.queued.at(place_of(entry)));
-        let throttled = self.quotas.larger_than(tag, bytes);
-        let is_meant = move |entry: &Entry| entry.tag == Some(tag) && entry.bytes > bytes;
-        let aside = self.aside.values();
-        let aside = aside.filter_map(move |(entry, waiter)| is_meant(entry).then_some(waiter));
-        queued.chain(throttled).chain(aside)
-    }
-
-    /// Returns a request of the fair queue.
-    pub fn get(&self, entry: &Entry) -> Option<&T> {
-        self.queued.at(place_of(entry))
+    /// Returns the waiting requests of a tag for more than that many bytes. Takes time in proportion to their number.
+    pub fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = Position> {
+        let above = Bound::Excluded((tag, bytes, Position::MAX));
+        let last = Bound::Included((tag, u64::MAX, Position::MAX));
+        self.by_size.range((above, last)).map(|(.., it)| *it)
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head: all of them once in a generation, and after
@@ -439,35 +356,26 @@ impl<T> Queue<T> {
         &mut self,
         generation: u64,
         usual_alignment: u64,
-        needs: impl Fn(&T) -> Pieces,
-    ) -> ToTry<T>
-    where
-        T: Clone,
-    {
-        let weights = &self.weights;
-        let weight = |flow| weight_in(weights, flow);
-        self.queued
-            .begin_scan(generation, usual_alignment, weight, needs)
+        needs: impl Fn(Position) -> Pieces,
+    ) -> Vec<Position> {
+        let last = self.queued.scan.replace(Scan::new(generation));
+        match last.filter(|last| last.is_of(generation)) {
+            Some(last) => last.untried.into_iter().collect(),
+            None => promising(self.in_order(usize::MAX).skip(1), usual_alignment, needs),
+        }
     }
 
-    /// Forgets the last search for every request: something moved. Returns the requests that came since.
-    pub fn forget_scan(&mut self) -> Vec<T> {
-        self.queued.forget_scan()
+    /// Forgets the last search for every request: something moved.
+    pub fn forget_scan(&mut self) {
+        self.queued.scan = None;
     }
 
     // ---- figures ---------------------------------------------------------------------------
 
-    /// Returns when the oldest waiting request arrived.
-    pub fn oldest(&self) -> Option<Duration> {
-        let others = self.quotas.waiters().chain(self.aside.values());
-        let since = others.map(|(entry, _)| entry.since);
-        since.chain(self.oldest_for_memory()).min()
-    }
-
     /// Returns when the oldest request in the fair queue arrived. Requests that wait for the limit of their tag do not
     /// count.
-    pub fn oldest_for_memory(&self) -> Option<Duration> {
-        self.queued.oldest()
+    pub fn oldest(&self) -> Option<Duration> {
+        self.queued.arrivals.values().next().copied()
     }
 
     /// Estimates the wait of a request of a tag that arrives now and is due at `due`. With `over`, the request is over that
@@ -504,7 +412,7 @@ impl<T> Queue<T> {
         let is_known = admission.pace.time_for(0, now).is_some();
         let in_queue = is_known.then(|| {
             let weight = |flow| self.weight_of(flow);
-            let ahead = self.queued.bytes_before(flow, key, weight);
+            let ahead = self.queued.order.bytes_before(flow, key, weight);
             admission.expected_wait(bytes, ahead, now)
         });
         let in_queue = in_queue.flatten();
@@ -519,7 +427,7 @@ impl<T> Queue<T> {
     pub fn begin_list(&self, most: usize, now: Duration) -> Listed {
         Listed {
             listing: Listing::new(self.queued.admission.pace, now),
-            stage: Stage::Queued(self.queued.walk(most)),
+            stage: Stage::Queued(self.queued.order.walk(most)),
         }
     }
 
@@ -527,19 +435,18 @@ impl<T> Queue<T> {
     /// their tag follow the fair queue, and those that were set aside are last. None is left if none is returned. A
     /// request that joins or leaves between two calls may be missing or listed, and one that its limit lets in may be
     /// missing.
-    pub fn list(&self, listed: &mut Listed, most: usize) -> Vec<(T, Option<Duration>)>
-    where
-        T: Clone,
-    {
-        let mut part = Vec::with_capacity(most);
-        let Listed { listing, stage } = listed;
+    pub fn list(
+        &self,
+        Listed { listing, stage }: &mut Listed,
+        most: usize,
+    ) -> Vec<(Position, Option<Duration>)> {
+        let mut part = Vec::with_capacity(most.min(self.queued() + 1));
         if let Stage::Queued(walk) = stage {
             let weight = |flow| self.weight_of(flow);
             while part.len() < most
-                && let Some((turn, bytes, waiter)) = self.queued.next_of(walk, weight)
+                && let Some((turn, cost)) = self.queued.order.next_of(walk, weight)
             {
-                let cost = self.cost_of(turn.2, bytes);
-                part.push((waiter.clone(), listing.add(turn, cost)));
+                part.push((turn.1.position, listing.add(turn, cost)));
             }
             if !part.is_empty() || most == 0 {
                 return part;
@@ -547,10 +454,11 @@ impl<T> Queue<T> {
             *stage = Stage::Throttled(None);
         }
         if let Stage::Throttled(last) = stage {
-            for (tag, (entry, waiter)) in self.quotas.waiters_after(*last).take(most) {
-                let (pace, start) = (self.quotas.pace(tag), self.queued.start_of(entry.flow));
+            for (tag, entry) in self.quotas.waiters_after(*last).take(most) {
+                let pace = self.quotas.pace(tag);
+                let start = self.queued.order.start_of(entry.flow);
                 let expected = listing.add_throttled(tag, pace, start, entry);
-                part.push((waiter.clone(), expected));
+                part.push((entry.sort_key.position, expected));
                 *last = Some((tag, entry.sort_key));
             }
             if !part.is_empty() {
@@ -560,10 +468,9 @@ impl<T> Queue<T> {
         }
         if let Stage::Aside(last) = stage {
             let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-            let rest = self.aside.range((after, Bound::Unbounded));
-            for (position, (_, waiter)) in rest.take(most) {
+            for position in self.aside.range((after, Bound::Unbounded)).take(most) {
                 // It has no turn before its waiter is polled.
-                part.push((waiter.clone(), None));
+                part.push((*position, None));
                 *last = Some(*position);
             }
         }
@@ -611,20 +518,14 @@ impl<T> Queue<T> {
     /// Returns the weight of a tag or flow: 1 if it has none.
     #[inline]
     fn weight_of(&self, of: Option<Tag>) -> u32 {
-        weight_in(&self.weights, of)
+        let weight = of.and_then(|tag| self.weights.get(&tag));
+        weight.map_or(1, |weight| weight.get())
     }
 
     /// Returns the flow of a tag's requests.
     #[inline]
     fn flow_of(&self, tag: Option<Tag>) -> Flow {
         tag.filter(|tag| self.weights.contains_key(tag))
-    }
-
-    /// Returns the cost of serving that many bytes, to a flow.
-    #[inline]
-    fn cost_of(&self, flow: Flow, bytes: u64) -> Cost {
-        let weight = self.weight_of(flow);
-        Cost { bytes, weight }
     }
 }
 
@@ -638,13 +539,13 @@ pub struct Listed {
 /// Which requests of a list are next.
 #[derive(Debug)]
 enum Stage {
-    Queued(WaiterWalk),
+    Queued(Walk),
     Throttled(Option<(Tag, SortKey)>),
     Aside(Option<Position>),
 }
 
-/// Returns where a request is, or would be, in the fair queue.
+/// Returns a request's place among those of its tag, by size.
 #[inline]
-fn place_of(entry: &Entry) -> Place {
-    (entry.flow, entry.sort_key)
+fn sized(entry: &Entry) -> Option<(Tag, u64, Position)> {
+    Some((entry.tag?, entry.bytes, entry.sort_key.position))
 }

@@ -6,7 +6,7 @@
 //! nor delays the requests of other tenants.
 
 use crate::admission::{Admission, QueuePace};
-use crate::amount::{Amount, Sizes};
+use crate::amount::Amount;
 use crate::fair_queue::{SortKey, bytes_before};
 use crate::{Entry, QueueLimit, Tag};
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use std::time::Duration;
 
 /// The quota queues of all tags.
 #[derive(Debug)]
-pub(crate) struct QuotaQueues<T> {
-    by_tag: BTreeMap<Tag, QuotaQueue<T>>,
+pub(crate) struct QuotaQueues {
+    by_tag: BTreeMap<Tag, QuotaQueue>,
     /// The pool's limit, which holds for tags that have none of their own.
     limit: QueueLimit,
 }
 
-impl<T> QuotaQueues<T> {
+impl QuotaQueues {
     pub(crate) fn new(limit: QueueLimit) -> Self {
         Self {
             by_tag: BTreeMap::new(),
@@ -29,16 +29,16 @@ impl<T> QuotaQueues<T> {
         }
     }
 
-    pub(crate) fn get(&self, tag: Tag) -> Option<&QuotaQueue<T>> {
+    pub(crate) fn get(&self, tag: Tag) -> Option<&QuotaQueue> {
         self.by_tag.get(&tag)
     }
 
-    pub(crate) fn get_mut(&mut self, tag: Tag) -> Option<&mut QuotaQueue<T>> {
+    pub(crate) fn get_mut(&mut self, tag: Tag) -> Option<&mut QuotaQueue> {
         self.by_tag.get_mut(&tag)
     }
 
     /// Returns the quota queue of a tag, and makes it if there is none yet.
-    pub(crate) fn of(&mut self, tag: Tag) -> &mut QuotaQueue<T> {
+    pub(crate) fn of(&mut self, tag: Tag) -> &mut QuotaQueue {
         let limit = self.limit;
         let new = || QuotaQueue::new(limit);
         self.by_tag.entry(tag).or_insert_with(new)
@@ -67,44 +67,24 @@ impl<T> QuotaQueues<T> {
         self.get(tag)?.own_limit
     }
 
-    /// Returns the requests of all tags.
-    pub(crate) fn waiters(&self) -> impl Iterator<Item = &(Entry, T)> {
-        let queues = self.by_tag.values();
-        queues.flat_map(|queue| queue.waiters.values())
-    }
-
-    /// Takes all requests out: the pool ends.
-    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> {
-        let queues = std::mem::take(&mut self.by_tag).into_values();
-        queues.flat_map(|queue| queue.waiters.into_values().map(|(_, waiter)| waiter))
-    }
-
     /// Returns the requests that come after a tag's request with that key, in the order of tags and keys; or all.
     pub(crate) fn waiters_after(
         &self,
         last: Option<(Tag, SortKey)>,
-    ) -> impl Iterator<Item = (Tag, &(Entry, T))> {
+    ) -> impl Iterator<Item = (Tag, &Entry)> {
         let after = last.map_or(Bound::Unbounded, |(_, key)| Bound::Excluded(key));
         let of_tag = last.map_or(Bound::Unbounded, |(tag, _)| Bound::Excluded(tag));
         let first = last.and_then(|(tag, _)| Some((tag, self.get(tag)?)));
         let first = first.into_iter().flat_map(move |(tag, queue)| {
             let rest = queue.waiters.range((after, Bound::Unbounded));
-            rest.map(move |(_, waiter)| (tag, waiter))
+            rest.map(move |(_, entry)| (tag, entry))
         });
         let others = self.by_tag.range((of_tag, Bound::Unbounded));
         let others = others.flat_map(|(tag, queue)| {
-            let waiters = queue.waiters.values();
-            waiters.map(|waiter| (*tag, waiter))
+            let entries = queue.waiters.values();
+            entries.map(|entry| (*tag, entry))
         });
         first.chain(others)
-    }
-
-    /// Returns the requests of a tag for more than that many bytes. Takes constant time if there are none.
-    pub(crate) fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = &T> {
-        let queue = self.get(tag);
-        let queue = queue.filter(|queue| queue.sizes.largest() > bytes);
-        let waiters = queue.into_iter().flat_map(|queue| queue.waiters.values());
-        waiters.filter_map(move |(entry, waiter)| (entry.bytes > bytes).then_some(waiter))
     }
 
     /// Sets the limit of a tag; `None` returns it to the pool's.
@@ -130,19 +110,17 @@ impl<T> QuotaQueues<T> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct QuotaQueue<T> {
-    waiters: BTreeMap<SortKey, (Entry, T)>,
-    sizes: Sizes,
+pub(crate) struct QuotaQueue {
+    waiters: BTreeMap<SortKey, Entry>,
     admission: Admission,
     /// The tag's own limit, if it was set; the pool's otherwise.
     own_limit: Option<QueueLimit>,
 }
 
-impl<T> QuotaQueue<T> {
+impl QuotaQueue {
     fn new(limit: QueueLimit) -> Self {
         Self {
             waiters: BTreeMap::new(),
-            sizes: Sizes::default(),
             admission: Admission::new(limit),
             own_limit: None,
         }
@@ -154,32 +132,22 @@ impl<T> QuotaQueue<T> {
     }
 
     /// Returns the request that enters the fair queue next.
-    pub(crate) fn first(&self) -> Option<&(Entry, T)> {
+    pub(crate) fn first(&self) -> Option<&Entry> {
         self.waiters.values().next()
     }
 
-    pub(crate) fn join(&mut self, entry: Entry, waiter: T, now: Duration) {
+    pub(crate) fn join(&mut self, entry: Entry, now: Duration) {
         self.admission.join(entry.bytes, now);
-        self.sizes.add(entry.bytes);
-        self.waiters.insert(entry.sort_key, (entry, waiter));
+        self.waiters.insert(entry.sort_key, entry);
     }
 
-    /// Takes the first request out, which enters the fair queue.
-    pub(crate) fn leave_first(&mut self, now: Duration) -> Option<(Entry, T)> {
-        let first = *self.waiters.first_key_value()?.0;
-        self.leave(first, Some(now))
-    }
-
-    /// Takes a request out. `entered` is the time at which it entered the fair queue, if it did.
-    pub(crate) fn leave(
-        &mut self,
-        sort_key: SortKey,
-        entered: Option<Duration>,
-    ) -> Option<(Entry, T)> {
-        let (entry, waiter) = self.waiters.remove(&sort_key)?;
-        self.admission.leave(entry.bytes, entered);
-        self.sizes.remove(entry.bytes);
-        Some((entry, waiter))
+    /// Takes a request out, which entered the fair queue at that time or gave up. Returns whether it was here.
+    pub(crate) fn leave(&mut self, entry: &Entry, entered: Option<Duration>) -> bool {
+        let is_here = self.waiters.remove(&entry.sort_key).is_some();
+        if is_here {
+            self.admission.leave(entry.bytes, entered);
+        }
+        is_here
     }
 
     /// Returns how long a request would wait for the limit, as far as can be told.
@@ -189,10 +157,8 @@ impl<T> QuotaQueue<T> {
         key: SortKey,
         now: Duration,
     ) -> Option<Duration> {
-        let bytes_of = |(_, (entry, _)): (_, &(Entry, T))| entry.bytes;
-        let before = self.waiters.range(..key).map(bytes_of);
-        let after = self.waiters.range(key..).map(bytes_of);
-        let ahead = bytes_before(before, after, self.admission.waiting.bytes);
+        let total = self.admission.waiting.bytes;
+        let ahead = bytes_before(&self.waiters, key, total, |entry| entry.bytes);
         self.admission.expected_wait(bytes, ahead, now)
     }
 }

@@ -1,5 +1,6 @@
 //! The search for every request of a deadlocked queue: which requests it tries.
 
+use crate::fair_queue::Position;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use weirpool_heap::Request;
@@ -13,68 +14,38 @@ pub struct Pieces {
     pub is_anywhere: bool,
 }
 
-/// The requests that a search for every request tries.
-#[derive(Debug)]
-#[must_use = "the requests may be the last owners of their streams"]
-pub struct ToTry<T> {
-    /// In the order of the queue.
-    pub all: Vec<T>,
-    /// Requests that came since an earlier search, and are not to be tried for that. They may have left the queue.
-    pub left_over: Vec<T>,
-}
-
 /// The last search for every request, which was in vain.
 #[derive(Debug)]
-pub(crate) struct Scan<T>(pub(crate) Option<Tried<T>>);
-
-#[derive(Debug)]
-pub(crate) struct Tried<T> {
+pub(crate) struct Scan {
     generation: u64,
-    /// The requests that arrived since: they must be tried, because all others were.
-    pub(crate) untried: Vec<T>,
+    /// The requests that entered the queue since: they must be tried, because all others were.
+    pub(crate) untried: BTreeSet<Position>,
 }
 
-impl<T> Scan<T> {
-    pub(crate) fn new() -> Self {
-        Self(None)
-    }
-
-    /// Returns the requests to try, in the order of the queue: all of them once in a generation, and after that the
-    /// newcomers. Requests that cannot be granted while an earlier one cannot are left out.
-    pub(crate) fn begin<'a>(
-        &mut self,
-        generation: u64,
-        usual_alignment: u64,
-        others: impl Iterator<Item = &'a T>,
-        needs: impl Fn(&T) -> Pieces,
-    ) -> ToTry<T>
-    where
-        T: Clone + 'a,
-    {
-        let tried = Tried {
+impl Scan {
+    pub(crate) fn new(generation: u64) -> Self {
+        Self {
             generation,
-            untried: Vec::new(),
-        };
-        match self.0.replace(tried) {
-            Some(last) if last.generation == generation => ToTry {
-                all: last.untried,
-                left_over: Vec::new(),
-            },
-            last => {
-                let mut in_vain = InVain::new(usual_alignment);
-                let to_try = others.filter(|waiter| in_vain.admits(&needs(waiter)));
-                ToTry {
-                    all: to_try.cloned().collect(),
-                    left_over: last.map(|last| last.untried).unwrap_or_default(),
-                }
-            }
+            untried: BTreeSet::new(),
         }
     }
 
-    /// Forgets the last search. Returns the requests that came since.
-    pub(crate) fn forget(&mut self) -> Vec<T> {
-        self.0.take().map(|last| last.untried).unwrap_or_default()
+    /// Returns whether nothing changed since, so that only the newcomers must be tried.
+    pub(crate) fn is_of(&self, generation: u64) -> bool {
+        self.generation == generation
     }
+}
+
+/// Returns the requests to try of all, in the order of the queue. Those that cannot be granted while an earlier one
+/// cannot are left out.
+pub(crate) fn promising(
+    all: impl Iterator<Item = Position>,
+    usual_alignment: u64,
+    needs: impl Fn(Position) -> Pieces,
+) -> Vec<Position> {
+    let mut in_vain = InVain::new(usual_alignment);
+    let promising = all.filter(|position| in_vain.admits(&needs(*position)));
+    promising.collect()
 }
 
 /// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is

@@ -13,21 +13,19 @@
 //! first request of another tag that is within its share of the bytes. Without this, a tag whose every request is as
 //! large as the limit would keep all others out.
 
-use crate::amount::{Amount, LimitKind, Sizes};
+use crate::amount::{Amount, LimitKind};
 use crate::fair_queue::SortKey;
-use crate::{QueueLimit, Tag};
+use crate::{Entry, QueueLimit, Tag};
 use std::collections::BTreeMap;
 
 /// A tag, or all requests without one.
 pub(crate) type Party = Option<Tag>;
 
 #[derive(Debug)]
-struct WaitingShare<T> {
+struct WaitingShare {
     weight: u32,
     amount: Amount,
-    sizes: Sizes,
-    /// Each with its bytes.
-    waiters: BTreeMap<SortKey, (u64, T)>,
+    waiters: BTreeMap<SortKey, Entry>,
 }
 
 /// A request that asks whether it may join.
@@ -41,15 +39,15 @@ pub(crate) struct Applicant {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Shares<T> {
+pub(crate) struct Shares {
     /// Those that have requests waiting.
-    parties: BTreeMap<Party, WaitingShare<T>>,
+    parties: BTreeMap<Party, WaitingShare>,
     /// The sum of their weights.
     weights: u64,
     total: Amount,
 }
 
-impl<T> Shares<T> {
+impl Shares {
     pub(crate) fn new() -> Self {
         Self {
             parties: BTreeMap::new(),
@@ -69,39 +67,34 @@ impl<T> Shares<T> {
         waiting.map(|waiting| waiting.amount).unwrap_or_default()
     }
 
-    pub(crate) fn join(&mut self, candidate: Applicant, key: SortKey, waiter: T) {
-        let Applicant {
-            party,
-            weight,
-            bytes,
-        } = candidate;
-        self.total.add(bytes);
+    /// Adds a request of a party that has that weight.
+    pub(crate) fn join(&mut self, entry: Entry, weight: u32) {
+        self.total.add(entry.bytes);
         let weights = &mut self.weights;
-        let waiting = self.parties.entry(party).or_insert_with(|| {
+        let waiting = self.parties.entry(entry.tag).or_insert_with(|| {
             *weights += u64::from(weight);
             WaitingShare {
                 weight,
                 amount: Amount::default(),
-                sizes: Sizes::default(),
                 waiters: BTreeMap::new(),
             }
         });
-        waiting.amount.add(bytes);
-        waiting.sizes.add(bytes);
-        waiting.waiters.insert(key, (bytes, waiter));
+        waiting.amount.add(entry.bytes);
+        waiting.waiters.insert(entry.sort_key, entry);
     }
 
-    pub(crate) fn leave(&mut self, party: Party, key: SortKey) -> Option<T> {
-        let waiting = self.parties.get_mut(&party)?;
-        let (bytes, waiter) = waiting.waiters.remove(&key)?;
-        waiting.amount.subtract(bytes);
-        waiting.sizes.remove(bytes);
-        self.total.subtract(bytes);
+    /// Removes a request that is here.
+    pub(crate) fn leave(&mut self, entry: &Entry) {
+        self.total.subtract(entry.bytes);
+        let Some(waiting) = self.parties.get_mut(&entry.tag) else {
+            return;
+        };
+        waiting.amount.subtract(entry.bytes);
+        waiting.waiters.remove(&entry.sort_key);
         if waiting.waiters.is_empty() {
             self.weights -= u64::from(waiting.weight);
-            self.parties.remove(&party);
+            self.parties.remove(&entry.tag);
         }
-        Some(waiter)
     }
 
     /// Notes a party's new weight.
@@ -112,17 +105,13 @@ impl<T> Shares<T> {
         }
     }
 
-    /// Returns the requests of a party for more than that many bytes. Takes constant time if there are none.
-    pub(crate) fn larger_than(&self, party: Party, bytes: u64) -> impl Iterator<Item = &T> {
-        let waiting = self.parties.get(&party);
-        let waiting = waiting.filter(|waiting| waiting.sizes.largest() > bytes);
-        let waiters = waiting.into_iter().flat_map(|it| it.waiters.values());
-        waiters.filter_map(move |(of, waiter)| (*of > bytes).then_some(waiter))
-    }
-
     /// Returns the requests that a candidate displaces: none if there is room for it. Returns `None` if it may not join.
     /// Takes constant time where it is not within its tag's share, and else looks at each tag that waits.
-    pub(crate) fn displaced_by(&self, candidate: Applicant, limit: QueueLimit) -> Option<Vec<&T>> {
+    pub(crate) fn displaced_by(
+        &self,
+        candidate: Applicant,
+        limit: QueueLimit,
+    ) -> Option<Vec<Entry>> {
         let mut displaced = Vec::new();
         if !self.total.is_full(limit, candidate.bytes) {
             return Some(displaced);
@@ -194,11 +183,11 @@ impl<T> Shares<T> {
                 Some(key) => waiting.waiters.range(..key),
                 None => waiting.waiters.range(..),
             };
-            let (key, (bytes, waiter)) = rest.next_back()?;
+            let (key, entry) = rest.next_back()?;
             taken.last = Some(*key);
-            taken.left.subtract(*bytes);
-            left.subtract(*bytes);
-            displaced.push(waiter);
+            taken.left.subtract(entry.bytes);
+            left.subtract(entry.bytes);
+            displaced.push(*entry);
         }
         Some(displaced)
     }
@@ -229,302 +218,5 @@ impl Division {
         let is_one = kind == LimitKind::Requests && amount.requests <= 1;
         let share = limit.of(kind) * u128::from(weight.max(1));
         !is_one && amount.of(kind) * u128::from(self.weights.max(1)) > share
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(position: u64) -> SortKey {
-        SortKey { due: 0, position }
-    }
-
-    /// A request of the list over which the rules are written out.
-    #[derive(Clone, Debug)]
-    struct Listed {
-        party: Party,
-        key: SortKey,
-        bytes: u64,
-    }
-
-    fn parties() -> [Party; 5] {
-        let tag = |name| Some(Tag::new(name));
-        [
-            None,
-            tag("shares: 1"),
-            tag("shares: 2"),
-            tag("shares: 3"),
-            tag("shares: 4"),
-        ]
-    }
-
-    fn amount_of(list: &[Listed], party: Party) -> Amount {
-        let mut amount = Amount::default();
-        let own = list.iter().filter(|listed| listed.party == party);
-        own.for_each(|listed| amount.add(listed.bytes));
-        amount
-    }
-
-    fn total_of(list: &[Listed]) -> Amount {
-        let mut amount = Amount::default();
-        list.iter().for_each(|listed| amount.add(listed.bytes));
-        amount
-    }
-
-    /// Returns the share of a party as an exact fraction: the parts, and what they are divided by.
-    fn share(
-        list: &[Listed],
-        candidate: Applicant,
-        weight: impl Fn(Party) -> u32,
-        party: Party,
-    ) -> (u128, u128) {
-        let waits = |party: &&Party| {
-            **party == candidate.party || list.iter().any(|listed| listed.party == **party)
-        };
-        let all = parties();
-        let weights = all.iter().filter(waits).map(|it| weight(*it));
-        (u128::from(weight(party)), weights.map(u128::from).sum())
-    }
-
-    #[test]
-    fn tag_below_its_share_is_never_refused_while_another_is_above() {
-        for seed in 0..if cfg!(miri) { 3 } else { 4000 } {
-            let mut random = fastrand::Rng::with_seed(seed);
-            let all = parties();
-            let few = random.usize(1..=all.len());
-            let mut weights = [(); 5].map(|()| match random.bool() {
-                true => random.u32(1..5),
-                false => random.u32(1..2000),
-            });
-            let limit = match random.u8(..3) {
-                0 => QueueLimit::requests(random.usize(..12)),
-                1 => QueueLimit::bytes(random.u64(..40)),
-                _ => QueueLimit {
-                    requests: random.usize(..12),
-                    bytes: random.u64(..40),
-                },
-            };
-            let mut shares = Shares::new();
-            let mut list = Vec::<Listed>::new();
-            for position in 0..60 {
-                if random.u8(..8) == 0 {
-                    let at = random.usize(..5);
-                    weights[at] = random.u32(1..9);
-                    shares.set_weight(all[at], weights[at]);
-                }
-                let of = weights;
-                let weight = move |party| of[all.iter().position(|it| *it == party).unwrap()];
-                if random.u8(..4) == 0 && !list.is_empty() {
-                    // A request is served, or gives up.
-                    let Listed { party, key, .. } = list.swap_remove(random.usize(..list.len()));
-                    assert_eq!(shares.leave(party, key), Some(key));
-                    continue;
-                }
-                // One of them floods the queue.
-                let party = all[[0, random.usize(..few)][random.usize(..2)]];
-                let most = [4, 30][random.usize(..2)];
-                let candidate = Applicant {
-                    party,
-                    weight: weight(party),
-                    bytes: random.u64(1..most),
-                };
-                let key = SortKey {
-                    due: random.i128(..9),
-                    position,
-                };
-                let displaced = shares.displaced_by(candidate, limit);
-                let displaced = displaced.map(|all| all.into_iter().copied().collect::<Vec<_>>());
-                let is_full = total_of(&list).is_full(limit, candidate.bytes);
-                if !is_full {
-                    assert_eq!(displaced.as_deref(), Some(&[][..]), "seed {seed}");
-                }
-                check(&list, candidate, limit, &weight, displaced.as_deref());
-                if let Some(displaced) = displaced {
-                    for key in displaced {
-                        let at = list.iter().position(|listed| listed.key == key).unwrap();
-                        let Listed { party, .. } = list.remove(at);
-                        assert_eq!(shares.leave(party, key), Some(key));
-                    }
-                    shares.join(candidate, key, key);
-                    list.push(Listed {
-                        party,
-                        key,
-                        bytes: candidate.bytes,
-                    });
-                }
-                assert_eq!(shares.total(), total_of(&list));
-                let total = total_of(&list);
-                assert!(total.requests <= limit.requests && total.bytes <= limit.bytes);
-                for party in all {
-                    assert_eq!(shares.of(party), amount_of(&list, party));
-                    let above = random.u64(..30);
-                    let larger = list
-                        .iter()
-                        .filter(|it| it.party == party && it.bytes > above);
-                    assert_eq!(shares.larger_than(party, above).count(), larger.count());
-                }
-            }
-        }
-    }
-
-    /// Checks an answer against the words of the module.
-    fn check(
-        list: &[Listed],
-        candidate: Applicant,
-        limit: QueueLimit,
-        weight: &impl Fn(Party) -> u32,
-        displaced: Option<&[SortKey]>,
-    ) {
-        let above = |list: &[Listed], party, kind| {
-            let (part, of) = share(list, candidate, weight, party);
-            let amount = amount_of(list, party);
-            match kind {
-                LimitKind::Requests => {
-                    let most = limit.requests as u128 * part;
-                    amount.requests > 1 && amount.requests as u128 * of > most
-                }
-                LimitKind::Bytes => u128::from(amount.bytes) * of > u128::from(limit.bytes) * part,
-            }
-        };
-        let mut with = list.to_vec();
-        with.push(Listed {
-            party: candidate.party,
-            key: key(u64::MAX),
-            bytes: candidate.bytes,
-        });
-        let own = amount_of(list, candidate.party);
-        let is_within = |kind| own.requests == 0 || !above(&with, candidate.party, kind);
-        let Some(displaced) = displaced else {
-            let of_requests = list.len() >= limit.requests;
-            let total = total_of(list);
-            let of_bytes = total.bytes + candidate.bytes > limit.bytes;
-            assert!(of_requests || of_bytes, "there is room");
-            // The newcomer is not within its share, or the excess of the tags above theirs is not enough.
-            let is_due = (!of_requests || is_within(LimitKind::Requests))
-                && (!of_bytes || is_within(LimitKind::Bytes));
-            if is_due && !of_bytes {
-                let others = parties().into_iter().filter(|it| *it != candidate.party);
-                let mut above = others.filter(|party| above(list, *party, LimitKind::Requests));
-                assert_eq!(above.next(), None);
-            }
-            if is_due && of_bytes && !of_requests && candidate.bytes <= limit.bytes {
-                // All that may be displaced is not enough.
-                let mut most = 0;
-                for party in parties() {
-                    if party == candidate.party || !above(list, party, LimitKind::Bytes) {
-                        continue;
-                    }
-                    let mut of_party: Vec<_> = list.iter().filter(|it| it.party == party).collect();
-                    of_party.sort_by_key(|listed| std::cmp::Reverse(listed.key));
-                    let mut rest = list.to_vec();
-                    for listed in of_party {
-                        let left = amount_of(&rest, party);
-                        if left.requests < 2
-                            || !above_of(&rest, list, candidate, limit, weight, party)
-                        {
-                            break;
-                        }
-                        most += listed.bytes;
-                        rest.retain(|other| other.key != listed.key);
-                    }
-                }
-                assert!(total.bytes - most + candidate.bytes > limit.bytes);
-            }
-            return;
-        };
-        // Each displaced request was the last of a tag that was above its share.
-        let mut rest = list.to_vec();
-        for key in displaced {
-            let listed = rest
-                .iter()
-                .find(|listed| listed.key == *key)
-                .unwrap()
-                .clone();
-            assert_ne!(listed.party, candidate.party);
-            let of_party = rest.iter().filter(|other| other.party == listed.party);
-            assert_eq!(of_party.map(|other| other.key).max(), Some(*key));
-            let kind = match rest.len() >= limit.requests {
-                true => LimitKind::Requests,
-                false => LimitKind::Bytes,
-            };
-            assert!(is_within(kind));
-            match kind {
-                LimitKind::Requests => assert!(amount_of(&rest, listed.party).requests > 1),
-                LimitKind::Bytes => assert!(above_of(
-                    &rest,
-                    list,
-                    candidate,
-                    limit,
-                    weight,
-                    listed.party
-                )),
-            }
-            rest.retain(|other| other.key != *key);
-        }
-    }
-
-    /// Returns whether a party is above its share of the bytes, which stays that of the list from which requests are taken.
-    fn above_of(
-        rest: &[Listed],
-        list: &[Listed],
-        candidate: Applicant,
-        limit: QueueLimit,
-        weight: &impl Fn(Party) -> u32,
-        party: Party,
-    ) -> bool {
-        let (part, of) = share(list, candidate, weight, party);
-        u128::from(amount_of(rest, party).bytes) * of > u128::from(limit.bytes) * part
-    }
-
-    #[test]
-    fn flood_loses_places_to_a_heavy_tag_and_keeps_one_request() {
-        let [_, flood, heavy, ..] = parties();
-        let limit = QueueLimit::requests(32);
-        let mut shares = Shares::new();
-        let candidate = |party, weight| Applicant {
-            party,
-            weight,
-            bytes: 1,
-        };
-        for position in 0..32 {
-            shares.join(candidate(flood, 1), key(position), position);
-        }
-        let refused = shares.displaced_by(candidate(flood, 1), limit);
-        assert_eq!(refused, None);
-        for position in 32..63 {
-            let displaced = shares.displaced_by(candidate(heavy, 1000), limit);
-            let [last] = displaced.unwrap()[..] else {
-                panic!("one for one")
-            };
-            assert_eq!(*last, 63 - position, "the last of the flood");
-            let last = *last;
-            shares.leave(flood, key(last));
-            shares.join(candidate(heavy, 1000), key(position), position);
-        }
-        assert_eq!(shares.of(flood).requests, 1);
-        assert_eq!(shares.displaced_by(candidate(heavy, 1000), limit), None);
-        assert_eq!(shares.displaced_by(candidate(flood, 1), limit), None);
-    }
-
-    #[test]
-    fn requests_as_large_as_the_limit_do_not_keep_others_out() {
-        let [_, large, small, ..] = parties();
-        let limit = QueueLimit::bytes(100);
-        let mut shares = Shares::new();
-        let candidate = |party, bytes| Applicant {
-            party,
-            weight: 1,
-            bytes,
-        };
-        shares.join(candidate(large, 100), key(0), 0);
-        assert_eq!(
-            shares.displaced_by(candidate(small, 30), limit),
-            Some(vec![&0])
-        );
-        assert_eq!(shares.displaced_by(candidate(small, 60), limit), None);
-        shares.leave(large, key(0));
-        shares.join(candidate(small, 30), key(1), 1);
-        assert_eq!(shares.displaced_by(candidate(large, 100), limit), None);
     }
 }

@@ -28,7 +28,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 /// A queue, the clock, and the quotas of tags.
 struct Model {
-    queue: Queue<u64>,
+    queue: Queue,
     now: Duration,
     /// The requests that wait, by number.
     waiting: BTreeMap<u64, Entry>,
@@ -36,7 +36,6 @@ struct Model {
     /// The bytes that each tag has charged, and its limit.
     quotas: BTreeMap<Tag, (u64, u64)>,
     throttled: BTreeSet<u64>,
-    next: u64,
 }
 
 impl Model {
@@ -48,7 +47,6 @@ impl Model {
             terms: BTreeMap::new(),
             quotas: BTreeMap::new(),
             throttled: BTreeSet::new(),
-            next: 0,
         }
     }
 
@@ -57,7 +55,7 @@ impl Model {
         let quota = terms.tag.and_then(|tag| self.quotas.get_mut(&tag));
         let has_throttled = terms
             .tag
-            .is_some_and(|tag| !self.queue.has_no_throttled(tag));
+            .is_some_and(|tag| self.queue.first_throttled(tag).is_some());
         let is_throttled =
             quota.is_some_and(|(charged, limit)| has_throttled || *charged + bytes > *limit);
         let newcomer = Newcomer {
@@ -69,28 +67,26 @@ impl Model {
             is_throttled,
         };
         let admitted = self.queue.admit(&newcomer, self.now)?;
-        let number = self.next;
-        self.next += 1;
+        let number = admitted.entry.sort_key.position;
         let displaced = admitted.displaced.into_iter().map(|(entry, _)| {
-            let left = self.queue.leave(&entry, false, self.now).unwrap();
-            self.waiting.remove(&left.waiter);
-            left.waiter
+            assert!(self.queue.leave(&entry, false, self.now).is_some());
+            self.waiting.remove(&entry.sort_key.position);
+            entry.sort_key.position
         });
         let displaced = displaced.collect();
         self.waiting.insert(number, admitted.entry);
         self.terms.insert(number, terms);
-        match terms.tag.filter(|_| is_throttled) {
+        let over = terms.tag.filter(|_| is_throttled);
+        let _ = self.queue.join(admitted.entry, over, self.now);
+        match over {
             Some(tag) => {
                 self.throttled.insert(number);
-                self.queue
-                    .join_throttled(tag, admitted.entry, number, self.now);
                 self.let_in(tag);
             }
             None => {
                 if let Some((charged, _)) = terms.tag.and_then(|tag| self.quotas.get_mut(&tag)) {
                     *charged += bytes;
                 }
-                let _ = self.queue.join(admitted.entry, number, self.now);
             }
         }
         Ok((number, displaced))
@@ -98,13 +94,13 @@ impl Model {
 
     /// Lets throttled requests of a tag in, as far as its quota allows.
     fn let_in(&mut self, tag: Tag) {
-        while let Some((entry, number)) = self.queue.first_throttled(tag) {
+        while let Some(entry) = self.queue.first_throttled(tag) {
             let (charged, limit) = self.quotas.get_mut(&tag).unwrap();
             if *charged + entry.bytes > *limit {
                 return;
             }
             *charged += entry.bytes;
-            self.throttled.remove(number);
+            self.throttled.remove(&entry.sort_key.position);
             assert!(self.queue.enter_first(tag, self.now).has_new_first);
         }
     }
@@ -118,14 +114,13 @@ impl Model {
 
     fn serve(&mut self, number: u64) -> Entry {
         let entry = self.waiting.remove(&number).unwrap();
-        let left = self.queue.leave(&entry, true, self.now).unwrap();
-        assert_eq!(left.waiter, number);
+        assert!(self.queue.leave(&entry, true, self.now).is_some());
         entry
     }
 
     /// Serves the head.
     fn serve_head(&mut self) -> Option<(u64, Entry)> {
-        let head = *self.queue.head()?;
+        let head = self.queue.head()?;
         Some((head, self.serve(head)))
     }
 }
@@ -303,11 +298,11 @@ fn throttled_request_delays_no_other_tag() {
             assert!(charged <= limit);
             let first = with.queue.first_throttled(limited);
             // The first waits for the limit, and nothing else.
-            assert!(first.is_none_or(|(first, _)| charged + first.bytes > limit));
+            assert!(first.is_none_or(|first| charged + first.bytes > limit));
             // They enter in the order in which they are due.
-            let due_first = with.throttled.iter().map(|number| with.waiting[number]);
+            let due_first = with.throttled.iter().map(|number| &with.waiting[number]);
             let due_first = due_first.min_by_key(|entry| entry.sort_key);
-            assert_eq!(first.map(|(entry, _)| *entry), due_first, "seed {seed}");
+            assert_eq!(first, due_first, "seed {seed}");
         }
     }
 }
@@ -390,7 +385,7 @@ fn overtaking_is_bounded_by_requests_and_bytes() {
             }
             // A pass over the queue, as the pool's.
             loop {
-                let first: Vec<u64> = model.queue.looked_at().copied().collect();
+                let first: Vec<u64> = model.queue.looked_at().collect();
                 let Some(head) = first.first() else {
                     break;
                 };
@@ -439,15 +434,16 @@ fn request_that_was_set_aside_is_back_at_its_position() {
             };
             let _ = model.ask(1, terms).unwrap();
         }
-        let before: Vec<_> = model.queue.in_order(usize::MAX).copied().collect();
+        let before: Vec<_> = model.queue.in_order(usize::MAX).collect();
         let head = model.waiting[&before[0]];
         let _ = model.queue.set_aside(&head);
-        assert_eq!(model.queue.head(), Some(&before[1]));
-        let expected = model.queue.first(usize::MAX).last();
-        assert_eq!(expected, Some(&before[0]), "it is listed last");
+        assert_eq!(model.queue.head(), Some(before[1]));
+        let mut listed = model.queue.begin_list(usize::MAX, model.now);
+        let listed = [(); 2].map(|()| model.queue.list(&mut listed, 9));
+        assert_eq!(listed[1], [(before[0], None)], "it is listed last");
         assert!(model.queue.bring_back(&head, model.now));
         assert!(!model.queue.bring_back(&head, model.now));
-        let after: Vec<_> = model.queue.in_order(usize::MAX).copied().collect();
+        let after: Vec<_> = model.queue.in_order(usize::MAX).collect();
         assert_eq!(after, before);
     }
 }

@@ -2,7 +2,6 @@
 //! while the pool holds a lock. If one were, its thread would wait for itself.
 
 use super::*;
-use crate::common::pass_on;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -142,34 +141,6 @@ fn newcomer_that_leaves(device: &SimDevice, pool: &Pool, asked: &Asked, panics: 
     drop(request);
 }
 
-type Act = Box<dyn FnOnce() + Send>;
-
-/// A device that acts within a reading of its clock, as another thread could at that moment.
-#[derive(Clone)]
-struct Between {
-    sim: SimDevice,
-    acts: Arc<Mutex<Vec<Act>>>,
-}
-
-impl std::fmt::Debug for Between {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Between")
-    }
-}
-
-// SAFETY: every call is passed on.
-unsafe impl Device for Between {
-    pass_on! { |between| &between.sim => id, describe, capabilities, memory_info, set_alarm, cancel_alarm, reserve,
-    unreserve, create, destroy, map, unmap, allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned,
-    create_event, destroy_event, record, query, wait, watch, unwatch, upload, download, fill }
-
-    fn now(&self) -> Duration {
-        let act = self.acts.lock().unwrap().pop();
-        act.into_iter().for_each(|act| act());
-        self.sim.now()
-    }
-}
-
 /// Runs a test on a thread of its own. One that waits for itself fails the test instead of hanging it.
 fn bounded(test: impl FnOnce() + Send + 'static) {
     let (sender, ended) = mpsc::channel();
@@ -183,49 +154,6 @@ fn bounded(test: impl FnOnce() + Send + 'static) {
         }
         _ => thread.join().unwrap(),
     }
-}
-
-/// The last search of a deadlocked queue may own the last reference to a request that has left, and that the last one to
-/// its stream.
-#[test]
-fn owner_of_a_stream_is_not_dropped_with_the_last_search_of_a_deadlocked_queue() {
-    bounded(|| {
-        let sim = manual_builder().checker(Checker::Off).build();
-        let device = Between {
-            sim: sim.clone(),
-            acts: Arc::default(),
-        };
-        let builder = builder(&device, 8 * MIB);
-        let pool = builder.build().unwrap();
-        let (_work, a) = stream(&sim, &pool);
-        let all = pool.try_allocate(&a, 8 * MIB).unwrap();
-        let mut head = not_ready(pool.allocate(&a, 8 * MIB));
-        for _ in 0..3 {
-            // Deadlocked: every request was tried.
-            sim.advance(us(20_000));
-            let _ = poll(&mut head);
-        }
-        let asked = Asked::of(&pool);
-        for turn in 0..12 {
-            let (p, s, of) = (pool.clone(), sim.clone(), asked.clone());
-            let come: Act = Box::new(move || newcomer_that_leaves(&s, &p, &of, false));
-            let wait = || -> Act { Box::new(|| {}) };
-            // The last of them acts first: at the reading after `turn` others.
-            *device.acts.lock().unwrap() = std::iter::once(come)
-                .chain((0..turn).map(|_| wait()))
-                .collect();
-            pool.tag(tag()).set_limit(Some(turn));
-            device.acts.lock().unwrap().clear();
-            for limit in 100..103 {
-                sim.advance(us(20_000));
-                pool.tag(tag()).set_limit(Some(limit));
-                let _ = poll(&mut head);
-            }
-        }
-        assert!(asked.count() > 0, "the owners were dropped");
-        asked.end();
-        drop((head, all));
-    });
 }
 
 /// Blocks that a reservation keeps go back to the heap while their streams end, and figures are read meanwhile.
