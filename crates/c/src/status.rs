@@ -117,3 +117,28 @@ pub(crate) fn last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().as_ptr());
     text.unwrap_or(c"".as_ptr())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn told() -> String {
+        // SAFETY: it is a string with a zero at its end, until the next error.
+        let text = unsafe { CStr::from_ptr(last_error()) };
+        text.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn panic_is_an_error_of_its_thread_alone() {
+        assert_eq!(told(), "");
+        assert_eq!(call(|| panic!("at {}", 7)), Status::Panic);
+        assert_eq!(told(), "at 7");
+        assert_eq!(std::thread::spawn(told).join().unwrap(), "");
+        assert_eq!(call(|| Ok(())), Status::Success);
+        assert_eq!(told(), "at 7", "it is kept until the next error");
+        let failure = || Err(Failure::invalid("a\0b"));
+        assert_eq!(call(failure), Status::InvalidArgument);
+        assert_eq!(told(), "a b");
+    }
+}
