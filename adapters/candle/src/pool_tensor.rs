@@ -8,9 +8,9 @@ use weirpool::Block;
 /// A tensor whose memory is a block of a pool: weights, or the keys and values of a request. It derefs to candle's
 /// [`Tensor`], for all of candle's functions.
 ///
-/// The memory goes back when this is dropped, behind the work that candle submitted so far. Tensors that share its
-/// storage (clones, `narrow`, `reshape`, `t`) must not be used after that: their memory is gone, and operations on them
-/// fail or panic, but touch no memory of others. Results of operations have memory of their own.
+/// The memory goes back when this is dropped, behind the work that candle submitted so far. Operations on tensors that
+/// share its storage (clones, `narrow`, `reshape`, `t`) return errors after that. Results of operations have memory of
+/// their own, and stay.
 ///
 /// If it is forgotten, the memory stays allocated, and the driver refuses to free it when the last clone is dropped.
 #[derive(Debug)]

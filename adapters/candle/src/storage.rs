@@ -2,8 +2,8 @@
 
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::{CpuStorage, CudaStorage, DType, InplaceOp1, Layout, Result, bail};
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 use std::sync::Arc;
 
 /// Makes a storage of memory that it does not own: [`TakeOut`] must take that out before the storage is dropped.
@@ -20,10 +20,11 @@ pub(crate) unsafe fn storage_over(
     count: usize,
 ) -> Result<CudaStorageSlice> {
     macro_rules! over {
-        // SAFETY: guaranteed by the caller.
-        ($kind:ident) => {
-            CudaStorageSlice::$kind(unsafe { stream.upgrade_device_ptr(address, count) })
-        };
+        ($kind:ident) => {{
+            // SAFETY: guaranteed by the caller.
+            let slice = unsafe { stream.upgrade_device_ptr(address, count) };
+            CudaStorageSlice::$kind(slice)
+        }};
     }
     Ok(match dtype {
         DType::U8 => over!(U8),
@@ -40,8 +41,8 @@ pub(crate) unsafe fn storage_over(
     })
 }
 
-/// Takes the pool's memory out of the storage of a tensor, behind all work that candle submitted on it. One element of the
-/// driver's memory takes its place: a clone of the tensor that is still there is out of bounds of that, and fails.
+/// Takes the pool's memory out of the storage of a tensor, behind all work that candle submitted on it. A storage of a type
+/// that no operation of candle's takes is in its place from then on: operations on clones of the tensor return errors.
 pub(crate) struct TakeOut;
 
 impl InplaceOp1 for TakeOut {
@@ -54,26 +55,24 @@ impl InplaceOp1 for TakeOut {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-        fn out<T: DeviceRepr>(slice: &mut CudaSlice<T>) -> Result<()> {
-            // SAFETY: no element of it is read.
-            let placeholder = unsafe { slice.stream().clone().alloc(1) };
-            let placeholder = placeholder.map_err(candle_core::Error::wrap)?;
-            // Waits, in the stream, for the uses that candle noted.
-            let _ = std::mem::replace(slice, placeholder).leak();
-            Ok(())
-        }
-        match &mut storage.slice {
-            CudaStorageSlice::U8(slice) => out(slice),
-            CudaStorageSlice::U32(slice) => out(slice),
-            CudaStorageSlice::I16(slice) => out(slice),
-            CudaStorageSlice::I32(slice) => out(slice),
-            CudaStorageSlice::I64(slice) => out(slice),
-            CudaStorageSlice::BF16(slice) => out(slice),
-            CudaStorageSlice::F16(slice) => out(slice),
-            CudaStorageSlice::F32(slice) => out(slice),
-            CudaStorageSlice::F64(slice) => out(slice),
-            CudaStorageSlice::F8E4M3(slice) => out(slice),
+        // SAFETY: no element of it is read.
+        let placeholder = unsafe { storage.device.cuda_stream().alloc(1) };
+        let placeholder = placeholder.map_err(candle_core::Error::wrap)?;
+        let slice = std::mem::replace(&mut storage.slice, CudaStorageSlice::F4(placeholder));
+        // A leak waits, in the stream, for the uses that candle noted.
+        match slice {
+            CudaStorageSlice::U8(slice) => slice.leak(),
+            CudaStorageSlice::U32(slice) => slice.leak(),
+            CudaStorageSlice::I16(slice) => slice.leak(),
+            CudaStorageSlice::I32(slice) => slice.leak(),
+            CudaStorageSlice::I64(slice) => slice.leak(),
+            CudaStorageSlice::BF16(slice) => slice.leak(),
+            CudaStorageSlice::F16(slice) => slice.leak(),
+            CudaStorageSlice::F32(slice) => slice.leak(),
+            CudaStorageSlice::F64(slice) => slice.leak(),
+            CudaStorageSlice::F8E4M3(slice) => slice.leak(),
             _ => bail!("no storage of a pool"),
-        }
+        };
+        Ok(())
     }
 }
