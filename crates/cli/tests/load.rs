@@ -522,6 +522,29 @@ fn abandoned_requests_are_disconnected() {
 }
 
 #[test]
+fn whole_answers_count_if_they_are_whole() {
+    let address = serve(|request, stream| {
+        assert_eq!(request.body["stream"], false);
+        assert_eq!(request.header("accept"), Some("application/json"));
+        let whole = r#"{"choices":[{"text":"aaa","finish_reason":"length"}],"usage":{"completion_tokens":3}}"#;
+        let answer = |body: &str, length: usize| {
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}")
+        };
+        match request.number % 4 {
+            0 | 1 => send(stream, &answer(whole, whole.len())),
+            2 => send(stream, &answer("{}", 2)),
+            _ => last(stream, &answer(&whole[..40], whole.len())),
+        }
+    });
+    let report = report(address, &["--whole", "--clients=1", "--requests=8"]);
+    assert_eq!(
+        (&report["ends"]["done"], &report["ends"]["broken"]),
+        (&4.into(), &4.into())
+    );
+    assert_eq!(report["tokens"], 12, "{report}");
+}
+
+#[test]
 fn slow_clients_read_everything_and_are_left_out_of_the_times() {
     let address = serve(|_, stream| send(stream, &answer(200)));
     let slow = ["--slow=1", "--slow-pause=1ms", "--max-tokens=200"];

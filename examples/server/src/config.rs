@@ -11,6 +11,7 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The tag of requests if there are no tenants.
@@ -20,14 +21,48 @@ pub(crate) const ANONYMOUS: &str = "requests";
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The device that the server runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+/// The most devices of a server.
+const DEVICES: usize = 64;
+
+/// A device that the server runs on: `sim`, `cuda`, or `cuda:N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum DeviceName {
-    /// The simulated device.
+    /// A simulated device.
     Sim,
-    /// An NVIDIA GPU; needs the feature `cuda`.
-    Cuda,
+    /// The NVIDIA GPU of that number; needs the feature `cuda`.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let number = match name {
+            "sim" => return Ok(Self::Sim),
+            "cuda" => Some(0),
+            _ => name.strip_prefix("cuda:").and_then(|it| it.parse().ok()),
+        };
+        let unknown = || "a device is `sim`, `cuda`, or `cuda:N` for the GPU number N".to_owned();
+        number.map(Self::Cuda).ok_or_else(unknown)
+    }
+}
+
+impl TryFrom<String> for DeviceName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<DeviceName> for String {
+    fn from(device: DeviceName) -> Self {
+        match device {
+            DeviceName::Sim => "sim".to_owned(),
+            DeviceName::Cuda(number) => format!("cuda:{number}"),
+        }
+    }
 }
 
 /// All settings. Durations are written as `30s`, sizes as `64MiB`.
@@ -43,13 +78,14 @@ pub struct Config {
     /// The names under which the server is reached, beside `localhost` and IP addresses: `*` for any. Others may be those
     /// of web pages that use a visitor's browser.
     pub hosts: Vec<String>,
-    /// The device.
-    pub device: DeviceName,
-    /// The number of the GPU.
-    pub ordinal: usize,
+    /// The devices, each with a pool and workers of its own. A request goes to the one that is expected to answer first.
+    pub device: Vec<DeviceName>,
+    /// An address at which each connection is told the weight that a load balancer should give the server, as HAProxy's
+    /// `agent-check` expects it.
+    pub agent: Option<SocketAddr>,
     /// Multiplies the time of the simulated device's operations.
     pub slowdown: f64,
-    /// The memory of the pool: weights, activations, keys and values.
+    /// The memory of the pool of each device: weights, activations, keys and values.
     pub capacity: ByteSize,
     /// How requests obtain memory.
     pub admission: Admission,
@@ -256,19 +292,19 @@ pub struct Flags {
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Vec<String>>,
-    /// The device [default: sim].
+    /// The devices: `sim`, `cuda` or `cuda:N`, separated by commas or one for each --device [default: sim].
+    #[arg(long, value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<Vec<DeviceName>>,
+    /// An address for the agent checks of HAProxy, which tell it the weight of the server.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub device: Option<DeviceName>,
-    /// The number of the GPU [default: 0].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ordinal: Option<usize>,
+    pub agent: Option<SocketAddr>,
     /// Multiplies the time of the simulated device's operations [default: 20].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
-    /// The memory of the pool [default: 16MiB].
+    /// The memory of the pool of each device [default: 16MiB].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteSize>,
@@ -377,8 +413,8 @@ impl Default for Config {
             operators: None,
             operator_key: None,
             hosts: Vec::new(),
-            device: DeviceName::Sim,
-            ordinal: 0,
+            device: vec![DeviceName::Sim],
+            agent: None,
             slowdown: 20.0,
             capacity: ByteSize::mib(16),
             admission: Admission::Wait,
@@ -452,6 +488,22 @@ impl Config {
                 "{name} is {value}; it must be at most {}",
                 1 << 20
             );
+        }
+        let (devices, is_shared) = (&self.device, self.broker.is_some());
+        anyhow::ensure!(
+            (1..=DEVICES).contains(&devices.len()),
+            "there are {} devices; name 1 to {DEVICES}",
+            devices.len()
+        );
+        anyhow::ensure!(
+            devices.len() == 1 || !is_shared,
+            "a broker leases the memory of one device, but there are {}; start a server for each",
+            devices.len()
+        );
+        let mut gpus = devices.iter().filter(|it| **it != DeviceName::Sim);
+        let is_twice = |gpu: &&DeviceName| devices.iter().filter(|it| it == gpu).count() > 1;
+        if let Some(gpu) = gpus.find(is_twice) {
+            anyhow::bail!("the device {} is named twice", String::from(*gpu));
         }
         anyhow::ensure!(
             self.batch <= self.rows,

@@ -1,10 +1,10 @@
 //! The figures of the server, for Prometheus and for its page: those of the pool, and those of requests.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Engines};
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weirpool_dashboard::{Counter as Rate, Dashboard, Hosts, Latency};
 use weirpool_observe::Metrics;
 
@@ -39,11 +39,67 @@ const PURPOSES: [&str; 5] = [
     "prefix_cache",
 ];
 
+/// Requests per second are counted over so many.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// The figures of one device.
+struct OfDevice {
+    pool: Mutex<Metrics>,
+    memory: [Gauge; PURPOSES.len()],
+    dashboard: Dashboard,
+}
+
+impl OfDevice {
+    /// The name is that of the pool in all figures.
+    fn new(engine: &Engine, name: String) -> Self {
+        let pool = Mutex::new(Metrics::new(engine.pool(), name.clone()));
+        let dashboard = Dashboard::new(engine.pool()).title(match name.as_str() {
+            "server" => "weirpool-server".to_owned(),
+            _ => format!("weirpool-server: {name}"),
+        });
+        Self {
+            pool,
+            memory: PURPOSES.map(
+                |purpose| metrics::gauge!("server_memory_bytes", "purpose" => purpose, "pool" => name.clone()),
+            ),
+            // The router checks the hosts of all pages.
+            dashboard: dashboard.hosts(Hosts::any()),
+        }
+    }
+}
+
+/// Requests, counted over a window of time.
+struct Window {
+    begun: Instant,
+    count: u32,
+    /// Requests per second in the window before.
+    rate: f64,
+}
+
+impl Window {
+    /// Counts a request. Returns how many there are per second.
+    fn count(&mut self, now: Instant) -> f64 {
+        let passed = now.saturating_duration_since(self.begun);
+        let rate = f64::from(self.count) / passed.max(WINDOW / 10).as_secs_f64();
+        if passed >= WINDOW {
+            (self.begun, self.count, self.rate) = (now, 0, rate);
+        }
+        self.count += 1;
+        match passed < WINDOW / 2 && self.rate > 0.0 {
+            true => self.rate,
+            false => rate,
+        }
+    }
+}
+
 pub(crate) struct Figures {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
-    pool: Mutex<Metrics>,
+    devices: Vec<OfDevice>,
+    window: Mutex<Window>,
     running: Gauge,
+    waiting: Gauge,
+    kv_cache: Gauge,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     answer_tokens: Counter,
@@ -51,31 +107,28 @@ pub(crate) struct Figures {
     per_token: Times,
     duration: Times,
     ends: [Counter; AnswerEnd::NAMES.len()],
-    memory: [Gauge; PURPOSES.len()],
-    tokens: Rate,
-    dashboard: Dashboard,
+    tokens: Vec<Rate>,
 }
 
 /// Times for Prometheus and for the page.
 struct Times {
     metric: Histogram,
-    shown: Latency,
+    shown: Vec<Latency>,
 }
 
 impl Times {
     fn record(&self, time: Duration) {
         self.metric.record(time.as_secs_f64());
-        self.shown.record(time);
+        self.shown.iter().for_each(|shown| shown.record(time));
     }
 }
 
 impl Figures {
-    pub(crate) fn new(engine: &Engine) -> anyhow::Result<Self> {
+    pub(crate) fn new(engines: &Engines) -> anyhow::Result<Self> {
         let recorder = PrometheusBuilder::new()
             .set_buckets(&BOUNDS)?
             .build_recorder();
         let handle = recorder.handle();
-        let pool = Mutex::new(Metrics::new(engine.pool(), "server"));
         metrics::with_local_recorder(&recorder, || {
             metrics::describe_counter!(
                 "server_requests_total",
@@ -96,6 +149,19 @@ impl Figures {
                 "server_running_requests",
                 Unit::Count,
                 "admitted requests that have not ended"
+            );
+            metrics::describe_gauge!(
+                "server_waiting_requests",
+                Unit::Count,
+                "requests that wait for memory"
+            );
+            metrics::describe_gauge!(
+                "server_kv_cache_utilization",
+                "the part of the pages of keys and values that requests hold, from 0 to 1"
+            );
+            metrics::describe_gauge!(
+                "server_cache_config_info",
+                "1; the tokens of a page and the number of pages that there is memory for are its labels"
             );
             metrics::describe_counter!(
                 "server_prompt_tokens_total",
@@ -130,7 +196,11 @@ impl Figures {
         });
         let registered = metrics::with_local_recorder(&recorder, || {
             (
-                metrics::gauge!("server_running_requests"),
+                [
+                    metrics::gauge!("server_running_requests"),
+                    metrics::gauge!("server_waiting_requests"),
+                    metrics::gauge!("server_kv_cache_utilization"),
+                ],
                 [
                     metrics::counter!("server_prompt_tokens_total"),
                     metrics::counter!("server_cached_tokens_total"),
@@ -142,19 +212,33 @@ impl Figures {
                     metrics::histogram!("server_request_seconds"),
                 ],
                 AnswerEnd::NAMES.map(|end| metrics::counter!("server_answers_total", "end" => end)),
-                PURPOSES
-                    .map(|purpose| metrics::gauge!("server_memory_bytes", "purpose" => purpose)),
             )
         });
-        let (running, tokens, histograms, ends, memory) = registered;
+        let ([running, waiting, kv_cache], tokens, histograms, ends) = registered;
+        let devices: Vec<_> = metrics::with_local_recorder(&recorder, || {
+            let all = engines.all().iter().enumerate();
+            let devices = all.map(|(index, engine)| match engines.all().len() {
+                1 => OfDevice::new(engine, "server".to_owned()),
+                _ => OfDevice::new(engine, format!("server {index}")),
+            });
+            devices.collect()
+        });
         let [prompt_tokens, cached_tokens, answer_tokens] = tokens;
-        let dashboard = Dashboard::new(engine.pool()).title("weirpool-server");
-        // The router checks the hosts of all pages.
-        let dashboard = dashboard.hosts(Hosts::any());
+        let (page, pages) = (engines.first().page(), engines.in_use().pages.1);
+        metrics::with_local_recorder(&recorder, || {
+            let labels = [
+                ("block_size", page.to_string()),
+                ("num_gpu_blocks", pages.to_string()),
+            ];
+            metrics::gauge!("server_cache_config_info", &labels).set(1.0);
+        });
         let [first_token, per_token, duration] = histograms;
         let times = |metric, name| Times {
             metric,
-            shown: dashboard.latency(name),
+            shown: devices
+                .iter()
+                .map(|it| it.dashboard.latency(name))
+                .collect(),
         };
         let first_token = times(first_token, "time to the first token");
         let per_token = times(per_token, "time per token");
@@ -162,8 +246,14 @@ impl Figures {
         Ok(Self {
             recorder,
             handle,
-            pool,
+            window: Mutex::new(Window {
+                begun: Instant::now(),
+                count: 0,
+                rate: 0.0,
+            }),
             running,
+            waiting,
+            kv_cache,
             prompt_tokens,
             cached_tokens,
             answer_tokens,
@@ -171,16 +261,20 @@ impl Figures {
             per_token,
             duration,
             ends,
-            memory,
-            tokens: dashboard.counter("tokens"),
-            dashboard,
+            tokens: devices
+                .iter()
+                .map(|it| it.dashboard.counter("tokens"))
+                .collect(),
+            devices,
         })
     }
 
-    /// Counts a request by the status of its answer.
-    pub(crate) fn answered(&self, status: &str) {
+    /// Counts a request by the status of its answer. Returns how many are answered per second.
+    pub(crate) fn answered(&self, status: &str) -> f64 {
         let count = || metrics::counter!("server_requests_total", "status" => status.to_owned());
         metrics::with_local_recorder(&self.recorder, count).increment(1);
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        window.count(Instant::now())
     }
 
     /// Counts an answer by how it ended.
@@ -191,7 +285,7 @@ impl Figures {
     /// Records a token: the time since the request arrived for its first one, since the token before for others.
     pub(crate) fn token(&self, is_first: bool, time: Duration) {
         self.answer_tokens.increment(1);
-        self.tokens.add(1);
+        self.tokens.iter().for_each(|tokens| tokens.add(1));
         let histogram = if is_first {
             &self.first_token
         } else {
@@ -204,23 +298,27 @@ impl Figures {
         self.duration.record(time);
     }
 
-    /// Returns the live page.
-    pub(crate) fn dashboard(&self) -> Dashboard {
-        self.dashboard.clone()
+    /// Returns the live page of each device.
+    pub(crate) fn dashboards(&self) -> impl Iterator<Item = Dashboard> {
+        self.devices.iter().map(|device| device.dashboard.clone())
     }
 
     /// Returns all figures in the text format of Prometheus.
-    pub(crate) fn render(&self, engine: &Engine) -> String {
-        self.running.set(engine.running() as f64);
-        let prefixes = engine.prefix_figures();
+    pub(crate) fn render(&self, engines: &Engines) -> String {
+        let load = engines.in_use();
+        self.running.set(load.running as f64);
+        self.waiting.set(load.waiting as f64);
+        self.kv_cache.set(load.of_pages());
+        let prefixes = engines.prefix_figures();
         self.prompt_tokens.absolute(prefixes.asked);
         self.cached_tokens.absolute(prefixes.found);
-        let memory = engine.memory();
-        for (gauge, bytes) in self.memory.iter().zip(memory) {
-            gauge.set(bytes as f64);
+        for (device, engine) in self.devices.iter().zip(engines.all()) {
+            for (gauge, bytes) in device.memory.iter().zip(engine.memory()) {
+                gauge.set(bytes as f64);
+            }
+            let mut pool = device.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            metrics::with_local_recorder(&self.recorder, || pool.publish());
         }
-        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        metrics::with_local_recorder(&self.recorder, || pool.publish());
         self.handle.render()
     }
 }

@@ -19,10 +19,12 @@
 //! | `engine` | admission, the prefix cache, and a worker with a running batch for each stream |
 //! | [`model`] | sizes, weights, one step as a list of kernels; a reference implementation for tests |
 //! | `kernels` | the kernels of each device: the only part that differs |
+//! | `agent` | what load balancers are told |
 //! | `patient` | clients that read slowly |
 //! | `printable` | characters that names may have |
 //! | `figures` | metrics |
 
+mod agent;
 pub mod config;
 mod engine;
 mod figures;

@@ -1,7 +1,8 @@
 //! The server as a whole: started from its settings, and shut down in order.
 
+use crate::agent;
 use crate::config::{ANY_HOST, Config, DeviceName};
-use crate::engine::{Engine, Settings, Source};
+use crate::engine::{Engine, Engines, Settings, Source};
 use crate::figures::Figures;
 use crate::http::{App, Tenants, routers};
 use crate::kernels::{Machine, simulated};
@@ -18,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
@@ -34,9 +35,12 @@ pub struct Server {
     app: Arc<App>,
     router: Router,
     operators: Option<Router>,
-    simulated: Option<SimDevice>,
+    simulated: Vec<SimDevice>,
     stop: CancellationToken,
     connections: TaskTracker,
+    /// Cancelled with the server.
+    ended: CancellationToken,
+    _end: DropGuard,
 }
 
 impl Server {
@@ -69,53 +73,38 @@ impl Server {
             publish: config.publish.clone(),
             begun: Instant::now(),
         };
-        match config.device {
-            DeviceName::Sim => {
-                let memory = config.capacity.as_u64().saturating_add(64 << 20);
-                let (device, machine) = simulated::machine(memory, config.slowdown, clock);
-                Self::on(machine, Some(device), &source, config).await
-            }
-            #[cfg(feature = "cuda")]
-            DeviceName::Cuda => {
-                let machine = crate::kernels::cuda::machine(config.ordinal)?;
-                Self::on(machine, None, &source, config).await
-            }
-            #[cfg(not(feature = "cuda"))]
-            DeviceName::Cuda => {
-                anyhow::bail!("the server was built without CUDA; build it with `--features cuda`")
-            }
+        let (mut engines, mut simulated) = (Vec::new(), Vec::new());
+        for device in &config.device {
+            let engine = match device {
+                DeviceName::Sim => {
+                    let memory = config.capacity.as_u64().saturating_add(64 << 20);
+                    let (device, machine) = simulated::machine(memory, config.slowdown, clock);
+                    simulated.push(device);
+                    engine_on(machine, &source, &config).await?
+                }
+                #[cfg(feature = "cuda")]
+                DeviceName::Cuda(number) => {
+                    let machine = crate::kernels::cuda::machine(*number)?;
+                    engine_on(machine, &source, &config).await?
+                }
+                #[cfg(not(feature = "cuda"))]
+                DeviceName::Cuda(_) => anyhow::bail!(
+                    "the server was built without CUDA; build it with `--features cuda`"
+                ),
+            };
+            engines.push(engine);
         }
-    }
-
-    async fn on<W: NativeStream>(
-        machine: Machine<W>,
-        simulated: Option<SimDevice>,
-        source: &Source,
-        config: Config,
-    ) -> anyhow::Result<Self> {
-        let settings = Settings {
-            capacity: config.capacity.as_u64(),
-            streams: config.streams,
-            page: config.page,
-            batch: config.batch,
-            rows: config.rows,
-            admission: config.admission,
-            keeps_prefixes: config.prefix_cache,
-            queue: config.queue,
-            sleep_after: config.sleep_after,
-        };
-        let broker = config.broker.clone();
-        let tune = |builder: PoolBuilder| leased(builder.history(4096), broker);
-        let engine = Engine::start(machine, source, settings, tune).await?;
+        let engines = Engines::new(engines);
         let app = Arc::new(App {
-            figures: Figures::new(&engine)?,
-            tenants: Tenants::new(&config, &engine),
+            figures: Figures::new(&engines)?,
+            tenants: Tenants::new(&config, &engines),
             hosts: hosts(&config.hosts),
-            engine,
+            engines,
             config,
             next: AtomicU64::new(1),
         });
         let (router, operators) = routers(&app);
+        let ended = CancellationToken::new();
         Ok(Self {
             router,
             operators,
@@ -123,22 +112,29 @@ impl Server {
             simulated,
             stop: CancellationToken::new(),
             connections: TaskTracker::new(),
+            _end: ended.clone().drop_guard(),
+            ended,
         })
     }
 
-    /// Returns the pool, for its figures.
+    /// Returns the pool of the first device, for its figures.
     pub fn pool(&self) -> &Pool {
-        self.app.engine.pool()
+        self.app.engines.first().pool()
     }
 
-    /// Returns the simulated device, if the server runs on one.
+    /// Returns the pools, one for each device.
+    pub fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.app.engines.pools()
+    }
+
+    /// Returns the first simulated device, if the server runs on one.
     pub fn simulated(&self) -> Option<&SimDevice> {
-        self.simulated.as_ref()
+        self.simulated.first()
     }
 
     /// Returns the number of requests that were admitted and have not ended.
     pub fn running(&self) -> usize {
-        self.app.engine.running()
+        self.app.engines.running()
     }
 
     /// Returns the routes, for calls without a network.
@@ -160,12 +156,16 @@ impl Server {
         if let (Some(address), Some(router)) = (config.operators, &self.operators) {
             self.listen_at(address, router.clone()).await?;
         }
+        if let Some(address) = config.agent {
+            let listener = bind(address).await?;
+            let agent = agent::run(listener, Arc::downgrade(&self.app));
+            tokio::spawn(self.ended.clone().run_until_cancelled_owned(agent));
+        }
         self.listen_at(config.listen, self.router.clone()).await
     }
 
     async fn listen_at(&self, address: SocketAddr, router: Router) -> anyhow::Result<SocketAddr> {
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
+        let listener = bind(address).await?;
         let address = listener.local_addr()?;
         let accepting = accept(
             listener,
@@ -186,14 +186,19 @@ impl Server {
     /// Returns an error if answers are not complete within the configured time, or if memory is missing.
     pub async fn shut_down(self) -> anyhow::Result<()> {
         let patience = self.app.config.drain_timeout;
-        self.app.engine.stop_admitting();
+        self.app.engines.stop_admitting();
         self.stop.cancel();
         self.connections.close();
-        let drained = self.app.engine.drain(patience).await;
+        let drained = self.app.engines.drain(patience).await;
         // Answers are complete; clients may take a moment to read them.
         let _ = tokio::time::timeout(self.app.config.client_timeout, self.connections.wait()).await;
         drained
     }
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("cannot listen on {address}"))
 }
 
 fn hosts(names: &[String]) -> Hosts {
@@ -287,6 +292,28 @@ async fn serve(
             }
         }
     }
+}
+
+/// Starts the engine of one device.
+async fn engine_on<W: NativeStream>(
+    machine: Machine<W>,
+    source: &Source,
+    config: &Config,
+) -> anyhow::Result<Arc<Engine>> {
+    let settings = Settings {
+        capacity: config.capacity.as_u64(),
+        streams: config.streams,
+        page: config.page,
+        batch: config.batch,
+        rows: config.rows,
+        admission: config.admission,
+        keeps_prefixes: config.prefix_cache,
+        queue: config.queue,
+        sleep_after: config.sleep_after,
+    };
+    let broker = config.broker.clone();
+    let tune = |builder: PoolBuilder| leased(builder.history(4096), broker);
+    Engine::start(machine, source, settings, tune).await
 }
 
 /// Has a broker lease the pool's capacity, if there is one.

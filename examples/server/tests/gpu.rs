@@ -46,7 +46,7 @@ fn answers() -> Result<(), Failed> {
     use weirpool_server::{Config, Server};
 
     let mut config = Config {
-        device: DeviceName::Cuda,
+        device: vec![DeviceName::Cuda(0)],
         capacity: bytesize::ByteSize::mib(80),
         page: 8,
         ..Config::default()

@@ -59,6 +59,8 @@ pub(super) enum Failure {
     Late(String),
     #[error("the answer ended without `data: [DONE]`")]
     NoEnd,
+    #[error("the answer is no JSON object with a `finish_reason`, or has not arrived as a whole")]
+    NotWhole,
 }
 
 impl Failure {
@@ -68,7 +70,11 @@ impl Failure {
             Self::Unreachable(_) | Self::NoAnswer(_) => End::TransportError,
             Self::TimedOut => End::TimedOut,
             Self::Late(_) => End::Late,
-            Self::BrokeOff(_) | Self::Malformed(_) | Self::Reported(_) | Self::NoEnd => End::Broken,
+            Self::BrokeOff(_)
+            | Self::Malformed(_)
+            | Self::Reported(_)
+            | Self::NoEnd
+            | Self::NotWhole => End::Broken,
         }
     }
 }
@@ -241,16 +247,24 @@ impl Client {
         if !response.status().is_success() {
             return Ok(self.refusal(connection, response).await);
         }
-        self.answer(connection, response.into_body(), planned, arrival)
-            .await
+        let body = response.into_body();
+        match self.options.whole {
+            true => self.whole(connection, body).await,
+            false => self.answer(connection, body, planned, arrival).await,
+        }
     }
 
     fn request(&self, planned: &Planned, arrival: Instant) -> Request<Full<Bytes>> {
-        let body = planned.body(&self.options.model, self.options.prompt_form);
+        let is_streamed = !self.options.whole;
+        let body = planned.body(&self.options.model, self.options.prompt_form, is_streamed);
+        let accepted = match is_streamed {
+            true => "text/event-stream",
+            false => "application/json",
+        };
         let mut request = Request::post(&*self.options.url.path)
             .header(HOST, &*self.host)
             .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "text/event-stream");
+            .header(ACCEPT, accepted);
         if let Some(key) = planned.key {
             let key = &self.options.keys[key].key;
             request = request.header(AUTHORIZATION, format!("Bearer {key}"));
@@ -357,6 +371,20 @@ impl Client {
             retry_after: retry_after.map(|value| String::from_utf8_lossy(value.as_bytes()).into()),
             message: refusal_message(&text),
         }
+    }
+
+    /// Reads an answer that is not streamed.
+    async fn whole(&self, connection: Connection, mut body: Incoming) -> Result<Outcome, Failure> {
+        let mut text = Vec::new();
+        let has_ended = rest(&mut body, |piece| text.extend_from_slice(piece)).await;
+        let answer = serde_json::from_slice::<serde_json::Value>(&text).ok();
+        let answer =
+            answer.filter(|answer| has_ended && answer["choices"][0]["finish_reason"].is_string());
+        let answer = answer.ok_or(Failure::NotWhole)?;
+        let tokens = answer["usage"]["completion_tokens"].as_u64();
+        self.recorder().tokens += tokens.unwrap_or_default();
+        self.keep(connection);
+        Ok(Outcome::Done)
     }
 
     async fn answer(

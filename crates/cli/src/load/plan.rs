@@ -125,7 +125,7 @@ impl Plan {
 
 impl Planned {
     /// Returns the body of the request.
-    pub(crate) fn body(&self, model: &str, form: PromptForm) -> String {
+    pub(crate) fn body(&self, model: &str, form: PromptForm, is_streamed: bool) -> String {
         let prompt = match form {
             PromptForm::Ids => serde_json::json!(self.prompt),
             PromptForm::Text => {
@@ -137,7 +137,7 @@ impl Planned {
             "model": model,
             "prompt": prompt,
             "max_tokens": self.max_tokens,
-            "stream": true,
+            "stream": is_streamed,
         });
         body.to_string()
     }
@@ -247,8 +247,9 @@ mod tests {
             is_slow: false,
             seed: 0,
         };
-        let parsed =
-            |form| -> serde_json::Value { serde_json::from_str(&request.body("m", form)).unwrap() };
+        let parsed = |form| -> serde_json::Value {
+            serde_json::from_str(&request.body("m", form, true)).unwrap()
+        };
         assert_eq!(
             parsed(PromptForm::Ids),
             serde_json::json!({"model": "m", "prompt": [0, 25, 26, 255], "max_tokens": 5, "stream": true})

@@ -105,6 +105,10 @@ pub(crate) struct Load {
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = super::values::duration)]
     pub(crate) slow_pause: Duration,
 
+    /// Asks for whole answers in place of streams. A proxy can send such a request to another server once its own has ended
+    #[arg(long, conflicts_with_all = ["abandon", "slow"])]
+    pub(crate) whole: bool,
+
     /// What follows a refusal with the status 429 or 503, or by the connection
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub(crate) retry: Retry,

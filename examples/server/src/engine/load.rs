@@ -1,13 +1,20 @@
 //! The sequences of a worker, by tenant.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use weirpool::Tag;
+
+/// The part of a new time in the average of the times of steps.
+const NEW: u64 = 8;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Load {
     by_tenant: Mutex<HashMap<Tag, usize>>,
+    /// The time of a step in nanoseconds, on average of the last ones; 0 before the first.
+    step: AtomicU64,
 }
 
 impl Load {
@@ -32,6 +39,21 @@ impl Load {
         let counts = self.counts();
         let own = counts.get(&tenant).copied().unwrap_or_default();
         (own, counts.values().sum())
+    }
+
+    /// Notes the time that a step took. Called by the worker alone.
+    pub(super) fn note_step(&self, took: Duration) {
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let average = match self.step.load(Ordering::Relaxed) {
+            0 => took,
+            known => known - known / NEW + took / NEW,
+        };
+        self.step.store(average, Ordering::Relaxed);
+    }
+
+    /// Returns the time of a step.
+    pub(super) fn step(&self) -> Duration {
+        Duration::from_nanos(self.step.load(Ordering::Relaxed))
     }
 
     /// Returns the number of sequences.

@@ -4,6 +4,7 @@
 //! waits nor fails for lack of memory. It holds no memory while it waits. Tenants share the steps by [turns].
 
 mod admission;
+mod engines;
 mod load;
 mod open;
 mod prefixes;
@@ -18,6 +19,7 @@ use crate::model::{Layout, Limits, Shape};
 pub use admission::Admission;
 pub(crate) use admission::Admitted;
 use anyhow::Context;
+pub(crate) use engines::{Engines, Use};
 use load::Load;
 use open::Opening;
 pub(crate) use prefixes::PrefixFigures;
@@ -67,8 +69,9 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Checks that a model can be served. Returns the bytes of a page, and of an activation.
-    fn check(&self, shape: &Shape, workspace: u64) -> anyhow::Result<(u64, u64)> {
+    /// Checks that a model can be served. Returns the bytes of a page, and of an activation, and the pages that there is
+    /// memory for.
+    fn check(&self, shape: &Shape, workspace: u64) -> anyhow::Result<(u64, u64, u64)> {
         let page_bytes = (self.page as u64).saturating_mul(shape.token_bytes());
         let pages = shape.context.div_ceil(self.page);
         anyhow::ensure!(
@@ -98,7 +101,8 @@ impl Settings {
             self.capacity,
             shape.context,
         );
-        Ok((page_bytes, activation))
+        let pages = (self.capacity - fixed) / page_bytes;
+        Ok((page_bytes, activation, pages))
     }
 }
 
@@ -108,6 +112,8 @@ pub(crate) struct Engine {
     shape: Shape,
     settings: Settings,
     page_bytes: u64,
+    /// The pages of keys and values that there is memory for.
+    pages: u64,
     /// The bytes of the weights, if they count under a name.
     published: u64,
     opening: Opening,
@@ -161,7 +167,7 @@ impl Engine {
             published,
             first,
         } = ready.await?;
-        let (page_bytes, activation) = settings.check(&shape, machine.workspace)?;
+        let (page_bytes, activation, pages) = settings.check(&shape, machine.workspace)?;
         let (mut handles, mut workers) = (Vec::new(), Vec::new());
         let (first, mut stream) = (Arc::new(first), Some(stream));
         for index in 0..settings.streams {
@@ -194,6 +200,7 @@ impl Engine {
             shape,
             settings,
             page_bytes,
+            pages,
             published,
             opening,
             prefixes: settings
@@ -232,6 +239,11 @@ impl Engine {
 
     pub(crate) fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Returns the tokens of a page.
+    pub(crate) fn page(&self) -> usize {
+        self.settings.page
     }
 
     /// Returns the number of sequences that were admitted and have not ended.

@@ -61,6 +61,18 @@ impl Prefixes {
         pages
     }
 
+    /// Returns how many pages [`pin`](Self::pin) would find.
+    pub(super) fn found(&self, tenant: Tag, prompt: &[u32]) -> usize {
+        let mut node = self.tenants.get(&tenant);
+        let pages = prompt[..prompt.len() - 1].chunks_exact(self.page);
+        let is_found = |tokens: &[u32]| {
+            node = node.and_then(|node| node.following.get(tokens));
+            let page = node.and_then(|node| node.page.as_ref());
+            page.is_some_and(Evictable::is_present)
+        };
+        pages.map(is_found).take_while(|is_found| *is_found).count()
+    }
+
     /// Counts a prompt that was admitted with this many of its pages.
     pub(super) fn count(&mut self, prompt: usize, pages: usize) {
         self.figures.asked += prompt as u64;

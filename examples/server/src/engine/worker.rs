@@ -66,7 +66,10 @@ impl<W: NativeStream> Worker<W> {
             }
             let asks: Vec<_> = batch.iter().map(Sequence::ask).collect();
             let dealt = turns.deal(&asks);
-            if let Err(error) = self.step(&mut batch, &dealt).await {
+            let begun = Instant::now();
+            let step = self.step(&mut batch, &dealt).await;
+            self.load.note_step(begun.elapsed());
+            if let Err(error) = step {
                 let reason = format!("{error:#}");
                 tracing::error!(%reason, "a step failed");
                 let mut dealt = dealt.into_iter();

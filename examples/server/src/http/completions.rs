@@ -37,7 +37,7 @@ pub(super) async fn complete(
     // The body is not kept while the request waits: it can be far larger than the request in it.
     let completion = {
         let body = read(&app, request.into_body()).await?;
-        Completion::parse(&body, model, &app.engine.shape())?
+        Completion::parse(&body, model, &app.engines.first().shape())?
     };
     let Completion {
         prompt,
@@ -47,22 +47,23 @@ pub(super) async fn complete(
         wants_usage,
     } = completion;
     let asked = prompt.len();
-    let admitted = app.engine.admit(Job {
+    let job = Job {
         prompt,
         max_tokens,
         sampling,
         tenant,
         deadline: arrived + allowed,
         is_urgent,
-    });
+    };
+    let engine = app.engines.place(&job).clone();
     // Dropped if the client disconnects: the request then leaves the queue.
-    let Admitted { events, cached } = admitted.await?;
+    let Admitted { events, cached } = engine.admit(job).await?;
     let answer = Answer {
         id: format!("cmpl-{}", app.next.fetch_add(1, Ordering::Relaxed)),
         created: unix_time(),
         model: model.clone(),
     };
-    let shape = app.engine.shape();
+    let shape = engine.shape();
     let running = Running {
         app,
         events,

@@ -5,11 +5,12 @@ mod guard;
 mod openai;
 mod refusal;
 
+use crate::agent;
 use crate::config::{ANONYMOUS, Config};
-use crate::engine::Engine;
+use crate::engine::Engines;
 use crate::figures::Figures;
 use axum::extract::State;
-use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -25,7 +26,7 @@ use weirpool_dashboard::Hosts;
 
 /// State that all requests share.
 pub(crate) struct App {
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) engines: Engines,
     pub(crate) figures: Figures,
     pub(crate) config: Config,
     pub(crate) tenants: Tenants,
@@ -33,6 +34,18 @@ pub(crate) struct App {
     pub(crate) hosts: Hosts,
     /// The number of the next answer.
     pub(crate) next: AtomicU64,
+}
+
+impl App {
+    /// Returns whether the devices and the workers work.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let all = self.engines.all();
+        all.iter().all(|engine| engine.lost_worker().is_none())
+            && self
+                .engines
+                .pools()
+                .all(|pool| pool.inspect().health().fault.is_none())
+    }
 }
 
 /// The tenants by their keys.
@@ -44,14 +57,16 @@ pub(crate) struct Tenants {
 
 impl Tenants {
     /// Sets quotas and weights in the pool.
-    pub(crate) fn new(config: &Config, engine: &Engine) -> Self {
+    pub(crate) fn new(config: &Config, engines: &Engines) -> Self {
         let mut by_key = HashMap::new();
         for tenant in &config.tenants {
             let tag = Tag::new(&tenant.name);
-            let account = engine.pool().tag(tag);
-            account.set_limit(tenant.quota.map(|quota| quota.as_u64()));
-            account.set_weight(tenant.weight);
-            account.set_queue_limit(tenant.queue.map(Into::into));
+            for pool in engines.pools() {
+                let account = pool.tag(tag);
+                account.set_limit(tenant.quota.map(|quota| quota.as_u64()));
+                account.set_weight(tenant.weight);
+                account.set_queue_limit(tenant.queue.map(Into::into));
+            }
             by_key.insert(tenant.key.clone(), tag);
         }
         let anonymous = by_key.is_empty().then(|| Tag::new(ANONYMOUS));
@@ -85,10 +100,15 @@ pub(crate) fn routers(app: &Arc<App>) -> (Router, Option<Router>) {
         .route("/v1/models", get(models))
         .route("/healthz", get(health))
         .route("/readyz", get(ready));
-    let operators = Router::new()
-        .route("/metrics", get(figures))
-        .route_service("/", app.figures.dashboard())
-        .route_layer(from_fn_with_state(app.clone(), guard::for_operators));
+    let mut operators = Router::new().route("/metrics", get(figures));
+    for (index, dashboard) in app.figures.dashboards().enumerate() {
+        let path = match index {
+            0 => "/".to_owned(),
+            _ => format!("/{index}"),
+        };
+        operators = operators.route_service(&path, dashboard);
+    }
+    let operators = operators.route_layer(from_fn_with_state(app.clone(), guard::for_operators));
     match app.config.operators {
         None => (whole(app, clients.merge(operators)), None),
         Some(_) => (whole(app, clients), Some(whole(app, operators))),
@@ -116,9 +136,13 @@ async fn count(
 ) -> Response {
     // Dropped without an answer if the client has gone.
     let mut unanswered = Unanswered(Some(app));
-    let response = next.run(request).await;
+    let mut response = next.run(request).await;
     if let Some(app) = unanswered.0.take() {
-        app.figures.answered(response.status().as_str());
+        let rate = app.figures.answered(response.status().as_str());
+        let report = agent::report(app.engines.in_use(), rate);
+        if let Ok(report) = HeaderValue::from_str(&report) {
+            response.headers_mut().insert(agent::LOAD, report);
+        }
     }
     response
 }
@@ -139,24 +163,26 @@ async fn models(State(app): State<Arc<App>>) -> Json<serde_json::Value> {
     Json(json!({"object": "list", "data": [model]}))
 }
 
-/// Reports whether the device and the workers work. An orchestrator restarts a server otherwise.
+/// Reports whether the devices and the workers work. An orchestrator restarts a server otherwise.
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let health = app.engine.pool().inspect().health();
-    if let Some(worker) = app.engine.lost_worker() {
-        let text = format!("worker {worker} has ended; restart the server\n");
+    for (index, engine) in app.engines.all().iter().enumerate() {
+        let health = engine.pool().inspect().health();
+        let text = match engine.lost_worker() {
+            Some(worker) => {
+                format!("worker {worker} of device {index} has ended; restart the server\n")
+            }
+            None if health.fault.is_some() => format!("device {index}: {health}\n"),
+            None => continue,
+        };
         return (StatusCode::INTERNAL_SERVER_ERROR, text).into_response();
     }
-    let status = match &health.fault {
-        None => StatusCode::OK,
-        Some(_) => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    (status, format!("{health}\n")).into_response()
+    let health = app.engines.first().pool().inspect().health();
+    (StatusCode::OK, format!("{health}\n")).into_response()
 }
 
 /// Reports whether a request would be admitted or wait. A load balancer sends no requests otherwise.
 async fn ready(State(app): State<Arc<App>>) -> Response {
-    let health = app.engine.pool().inspect().health();
-    let (status, text) = match health.is_serving() {
+    let (status, text) = match app.engines.are_serving() {
         true => (StatusCode::OK, "ready\n"),
         false => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -168,7 +194,7 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 
 async fn figures(State(app): State<Arc<App>>) -> Response {
     // It takes a while for many tenants, and the runtime's threads have answers to send.
-    let text = tokio::task::spawn_blocking(move || app.figures.render(&app.engine)).await;
+    let text = tokio::task::spawn_blocking(move || app.figures.render(&app.engines)).await;
     let Ok(text) = text else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };

@@ -2,6 +2,7 @@
 
 mod answers;
 mod common;
+mod devices;
 mod ends;
 mod fairness;
 mod faults;

@@ -183,12 +183,15 @@ fn bad_settings_are_explained() {
         ("--client-timeout=100years", "client_timeout"),
         ("--body-limit=0", "from 1 KiB to 1 GiB"),
         ("--slowdown=NaN", "slowdown"),
+        ("--device=cuda:1,cuda:1", "cuda:1 is named twice"),
     ] {
         let (status, text) = refused(&[argument], &[]);
         assert_eq!(status, Some(1), "{argument}: {text}");
         assert!(text.contains(expected), "{argument}: {text}");
         assert_eq!(text.lines().count(), 1, "{argument}: {text}");
     }
+    let (_, text) = refused(&["--device=sim,sim", "--broker=/none"], &[]);
+    assert!(text.contains("start a server for each"), "{text}");
     let (_, text) = refused(&["--context=8192", "--page=1", "--capacity=1GiB"], &[]);
     assert!(text.contains("raise --page"), "{text}");
     for argument in [
