@@ -42,11 +42,9 @@
 //! **A request in one reservation.** [`Pool::reserve`] waits once for all that a request needs; in its
 //! [scope](Reservation::scope), allocations neither wait nor fail.
 //!
-//! **Tenants.** A [`Tag`] has a limit, a weight and a share of the queue. [`Evictable`] memory is taken back before anybody
-//! waits.
+//! **Tenants.** A [`Tag`] has a limit, a weight and a share of the queue. [`Evictable`] memory goes before anybody waits.
 //!
-//! **Tested without a GPU.** The simulated device runs streams, events and memory in virtual time, and reports work that
-//! touches memory out of order.
+//! **Tested without a GPU.** The simulated device runs streams in virtual time, and reports memory used out of order.
 //!
 //! **Open.** Other crates lend the pool capacity or memory, and hear of each fact once, through [`extend`].
 //!
@@ -59,7 +57,9 @@
 //!
 //! | crate | contents |
 //! |---|---|
+//! | `weirpool-alloc` | the memory that a library of kernels takes: of a pool, a reservation, the current pool, or cudarc |
 //! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
+//! | `weirpool-c` | headers and libraries for C and C++, and a resource of `cuda::mr` |
 //! | `weirpool-canaries` | guards of blocks, which find writes beside them |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |

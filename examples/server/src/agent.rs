@@ -6,8 +6,6 @@
 //! text format of ORCA ([xDS](https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto)).
 
 use crate::engine::Use;
-use crate::http::App;
-use std::sync::Weak;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
@@ -17,32 +15,39 @@ const HALF: Duration = Duration::from_millis(100);
 /// The header with the load, which Envoy reads.
 pub(crate) const LOAD: &str = "endpoint-load-metrics";
 
-/// Answers agent checks until the server ends.
-pub(crate) async fn run(listener: TcpListener, app: Weak<App>) {
+/// What an agent check is told.
+pub(crate) enum State {
+    /// The server must be restarted.
+    Down,
+    /// It shuts down.
+    Drain,
+    Up(Use),
+}
+
+/// Answers agent checks until there is no state any more.
+pub(crate) async fn run(listener: TcpListener, state: impl Fn() -> Option<State>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // For example, no file descriptor is left.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Some(app) = app.upgrade() else {
+        let Some(state) = state() else {
             return;
         };
         // A line fits the buffer of a new connection.
         if stream.writable().await.is_ok() {
-            let _ = stream.try_write(line(&app).as_bytes());
+            let _ = stream.try_write(line(&state).as_bytes());
         }
     }
 }
 
 /// Returns the answer to an agent check.
-fn line(app: &App) -> String {
-    if !app.is_healthy() {
-        return "down\n".to_owned();
-    }
-    match app.engines.are_serving() {
-        false => "drain\n".to_owned(),
-        true => format!("ready up {}%\n", weight(app.engines.in_use())),
+fn line(state: &State) -> String {
+    match state {
+        State::Down => "down\n".to_owned(),
+        State::Drain => "drain\n".to_owned(),
+        State::Up(load) => format!("ready up {}%\n", weight(*load)),
     }
 }
 

@@ -158,7 +158,8 @@ impl Server {
         }
         if let Some(address) = config.agent {
             let listener = bind(address).await?;
-            let agent = agent::run(listener, Arc::downgrade(&self.app));
+            let app = Arc::downgrade(&self.app);
+            let agent = agent::run(listener, move || Some(app.upgrade()?.state()));
             tokio::spawn(self.ended.clone().run_until_cancelled_owned(agent));
         }
         self.listen_at(config.listen, self.router.clone()).await

@@ -129,11 +129,11 @@ impl Engine {
         let rows = job.prompt.len() - found * page;
         let steps = rows as f64 / self.settings.rows as f64;
         let steps = steps + self.running() as f64 / self.places() as f64;
-        self.expected_wait(job.tenant, pages) + self.step().mul_f64(steps)
+        self.expected_wait(Some(job.tenant), pages) + self.step().mul_f64(steps)
     }
 
-    /// Returns the expected wait of a tenant's request for that many pages.
-    fn expected_wait(&self, tenant: Tag, pages: usize) -> Duration {
+    /// Returns the expected wait of a request for that many pages: a tenant's, or any.
+    fn expected_wait(&self, tenant: Option<Tag>, pages: usize) -> Duration {
         let bytes = self.page_bytes * pages as u64;
         let statistics = self.pool.inspect().statistics();
         let waiting = statistics.waits.waiting;
@@ -142,7 +142,7 @@ impl Engine {
         if waiting == 0 && taken.saturating_add(bytes) <= statistics.leased {
             return Duration::ZERO;
         }
-        let at_limit = self.pool.tag(tenant).expected_wait(bytes);
+        let at_limit = tenant.and_then(|tenant| self.pool.tag(tenant).expected_wait(bytes));
         let expected = at_limit.or_else(|| self.pool.inspect().expected_wait(bytes));
         // Too few have waited to tell: each of those before it takes a step at least.
         expected.unwrap_or_else(|| self.step() * (waiting + 1) as u32)
@@ -166,7 +166,7 @@ impl Engine {
             running: self.running(),
             places: self.places(),
             pages: (held / self.page_bytes, self.pages),
-            expected_wait: self.expected_wait(Tag::new(crate::config::ANONYMOUS), longest),
+            expected_wait: self.expected_wait(None, longest),
         }
     }
 }

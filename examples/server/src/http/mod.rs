@@ -5,7 +5,7 @@ mod guard;
 mod openai;
 mod refusal;
 
-use crate::agent;
+use crate::agent::{self, State};
 use crate::config::{ANONYMOUS, Config};
 use crate::engine::Engines;
 use crate::figures::Figures;
@@ -37,14 +37,18 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Returns whether the devices and the workers work.
-    pub(crate) fn is_healthy(&self) -> bool {
+    /// Returns what load balancers are told of the server.
+    pub(crate) fn state(&self) -> State {
         let all = self.engines.all();
-        all.iter().all(|engine| engine.lost_worker().is_none())
-            && self
-                .engines
-                .pools()
-                .all(|pool| pool.inspect().health().fault.is_none())
+        let is_lost = all.iter().any(|engine| engine.lost_worker().is_some());
+        let mut pools = self.engines.pools();
+        if is_lost || pools.any(|pool| pool.inspect().health().fault.is_some()) {
+            return State::Down;
+        }
+        match self.engines.are_serving() {
+            true => State::Up(self.engines.in_use()),
+            false => State::Drain,
+        }
     }
 }
 
