@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Puts three servers behind HAProxy under load, by deploy/haproxy.cfg: first all three, of which one is slower, with their
-# weights and then by turns (round robin); then, while requests come, one is killed, one is drained, and both are started
-# again. Fails if a request is lost. Needs `haproxy` (Debian's package) and curl. The programs are built before:
+# weights and then by turns (round robin); then one is killed while requests come, and one is drained. Fails if a request is lost. Needs `haproxy` (Debian's package) and curl. The programs are built before:
 #
 #   cargo build --release -p weirpool-server -p weirpool-cli
 #   examples/server/proxy.sh
@@ -50,18 +49,17 @@ print(sum(row[17].startswith("UP") for row in rows))' "$folder/socket")" = "$1" 
 proxy() {
   haproxy -db -f "$1" -f "$folder/statistics.cfg" >"$folder/proxy" 2>&1 &
   proxy=$!
-  until curl --silent --fail --max-time 1 "http://$PROXY/readyz" >/dev/null; do sleep 0.1; done
   ready 3
 }
 
-# load NAME [option...]: fails if a request has no answer, or half of one.
+# load NAME [option...]: fails if a request has no answer of a server, or half of one.
 load() {
   local name=$1
   shift
   echo "==> $name"
   "$programs/weirpool" load "http://$PROXY" --prompt-tokens 16..128 --max-tokens 8..64 --shared-prefix 0.5 \
     --rate "$rate" --duration "${each}s" "$@" | tee "$folder/report"
-  if grep -E '^ends .*(broken|timed out|transport error|unsent)' "$folder/report" >/dev/null; then
+  if grep -E '^ends .*(broken|timed out|transport error|unsent|without retry after)' "$folder/report" >/dev/null; then
     echo "requests were lost" >&2
     return 1
   fi
@@ -79,15 +77,18 @@ proxy "$root/deploy/haproxy.cfg"
 load "by expected wait"
 
 # Whole answers: the proxy asks another server for what one that was killed had not answered.
-load "by expected wait, while servers end and begin" --whole &
+load "by expected wait, while one is killed and begins again" --whole &
 loading=$!
-sleep "$((each / 5))"
-echo "==> one is killed"
+sleep "$((each / 3))"
 kill -9 "${server[1]}"
-sleep "$((each / 5))"
-echo "==> it begins again, and another one is drained"
+sleep "$((each / 3))"
 begin 1
-sleep "$((each / 5))"
+wait $loading
+ready 3
+# Streams: a server that is drained completes its own.
+load "by expected wait, while one is drained and begins again" &
+loading=$!
+sleep "$((each / 3))"
 kill -TERM "${server[2]}"
 # A server fails if memory is missing.
 wait "${server[2]}" || { cat "$folder/server-2"; exit 1; }

@@ -446,6 +446,7 @@ impl Pair {
         let (mut served, mut pace) = (0, None);
         for (position, expected) in list {
             let (entry, at) = waiting[&position];
+            assert_eq!(queue.has(entry), *at == Where::Queued);
             let firsts = [
                 oracle.head(),
                 entry

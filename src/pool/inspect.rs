@@ -62,7 +62,7 @@ impl<'a> Inspect<'a> {
     }
 
     /// Returns how the pool is: whether its device works, whether it is closed, and how many requests wait for how
-    /// long. Takes time in proportion to the number of waiters.
+    /// long.
     pub fn health(self) -> Health {
         let service = self.pool.service();
         let shared = &service.engine.shared;

@@ -286,9 +286,10 @@ impl Waiters {
     /// it did.
     pub(super) fn set_aside(&self, waiter: &Waiter, gate: &SharedState) -> bool {
         let queue = &mut self.members.lock().queue;
-        if !waiter.set_aside() || !queue.set_aside(&waiter.entry) {
+        if !queue.has(&waiter.entry) || !waiter.set_aside() {
             return false;
         }
+        queue.set_aside(&waiter.entry);
         open_if_empty(queue, gate);
         true
     }
@@ -451,9 +452,13 @@ impl Waiters {
         [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
-    /// Returns the first `most` waiting requests, in the order of arrival.
+    /// Returns the first `most` waiting requests: those in the fair queue in their order, the others as they arrived.
     pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
-        self.members.lock().all().take(most).cloned().collect()
+        let members = self.members.lock();
+        let queued = members.queue.in_order(most);
+        let queued = queued.filter_map(|position| members.at(position));
+        let others = members.all().filter(|it| !members.queue.has(&it.entry));
+        queued.chain(others.cloned()).take(most).collect()
     }
 
     /// Describes the first `most` waiting requests, those over the limit of their tag last. The lock is held for a part of

@@ -275,6 +275,11 @@ impl Queue {
         Some(left)
     }
 
+    /// Returns whether a request is in the fair queue.
+    pub fn has(&self, entry: &Entry) -> bool {
+        self.queued.arrivals.contains_key(&entry.sort_key.position)
+    }
+
     /// Sets a request aside. Returns whether it was in the fair queue.
     pub fn set_aside(&mut self, entry: &Entry) -> bool {
         let was_queued = self.queued.leave(entry, None, None);
@@ -288,7 +293,8 @@ impl Queue {
     pub fn bring_back(&mut self, entry: &Entry, now: Duration) -> bool {
         let was_aside = self.aside.remove(&entry.sort_key.position);
         if was_aside {
-            let _ = self.enter(*entry, now);
+            let weight = self.weight_of(entry.tag);
+            let _ = self.queued.join(*entry, weight, now);
         }
         was_aside
     }

@@ -1,21 +1,25 @@
-//! What load balancers are told: HAProxy by its agent checks, Envoy by a header of each answer.
+//! The load of the server, for load balancers: HAProxy's agent checks, and the header that Envoy reads.
 //!
-//! An agent check is a connection that is told one line: `drain` while the server shuts down, `down` once it must be restarted,
-//! and else `up` with the part of its weight that the server asks for
+//! An agent check is a connection that gets one line: `drain` while the server shuts down, `down` once it must be restarted,
+//! and otherwise `up` with the part of its weight that the server asks for. For its first
+//! seconds it says `ready` as well, which takes back the `drain` of the server before it, and that of an operator
 //! ([HAProxy](https://docs.haproxy.org/2.6/configuration.html#5.2-agent-check)). The header is a report of the load in the
 //! text format of ORCA ([xDS](https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto)).
 
 use crate::engine::Use;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 
 /// The expected wait at which the server asks for half of its weight.
 const HALF: Duration = Duration::from_millis(100);
 
+/// How long a server that has started takes back the `drain` of the one before it.
+const NEW: Duration = Duration::from_secs(10);
+
 /// The header with the load, which Envoy reads.
 pub(crate) const LOAD: &str = "endpoint-load-metrics";
 
-/// What an agent check is told.
+/// The state of the server, as an agent check asks for it.
 pub(crate) enum State {
     /// The server must be restarted.
     Down,
@@ -26,6 +30,7 @@ pub(crate) enum State {
 
 /// Answers agent checks until there is no state any more.
 pub(crate) async fn run(listener: TcpListener, state: impl Fn() -> Option<State>) {
+    let begun = Instant::now();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // For example, no file descriptor is left.
@@ -37,17 +42,18 @@ pub(crate) async fn run(listener: TcpListener, state: impl Fn() -> Option<State>
         };
         // A line fits the buffer of a new connection.
         if stream.writable().await.is_ok() {
-            let _ = stream.try_write(line(&state).as_bytes());
+            let _ = stream.try_write(line(&state, begun.elapsed() < NEW).as_bytes());
         }
     }
 }
 
 /// Returns the answer to an agent check.
-fn line(state: &State) -> String {
+fn line(state: &State, is_new: bool) -> String {
     match state {
         State::Down => "down\n".to_owned(),
         State::Drain => "drain\n".to_owned(),
-        State::Up(load) => format!("ready up {}%\n", weight(*load)),
+        State::Up(load) if is_new => format!("ready up {}%\n", weight(*load)),
+        State::Up(load) => format!("up {}%\n", weight(*load)),
     }
 }
 
@@ -60,7 +66,7 @@ fn weight(load: Use) -> u32 {
     (weight as u32).clamp(1, 100)
 }
 
-/// Returns the load as a header, of which Envoy takes the use, the rate and the errors, and others what they know.
+/// Returns the load as the value of a header. Envoy weighs servers by the utilization and the rate in it.
 pub(crate) fn report(load: Use, rate: f64) -> String {
     let Use {
         waiting,

@@ -8,7 +8,8 @@ use bytesize::ByteSize;
 use clap::Parser;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -65,6 +66,22 @@ impl From<DeviceName> for String {
     }
 }
 
+/// Reads the devices: a name, or a list of them.
+fn one_or_many<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<DeviceName>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        Many(Vec<String>),
+    }
+    let names = match Names::deserialize(source)? {
+        Names::One(name) => name.split(',').map(str::to_owned).collect(),
+        Names::Many(names) => names,
+    };
+    let devices = names.iter().map(|name| name.trim().parse());
+    devices.collect::<Result<_, _>>().map_err(D::Error::custom)
+}
+
 /// All settings. Durations are written as `30s`, sizes as `64MiB`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -78,8 +95,12 @@ pub struct Config {
     /// The names under which the server is reached, beside `localhost` and IP addresses: `*` for any. Others may be those
     /// of web pages that use a visitor's browser.
     pub hosts: Vec<String>,
-    /// The devices, each with a pool and workers of its own. A request goes to the one that is expected to answer first.
+    /// The devices, each with a pool and workers of its own. A request goes to the one that is expected to answer first. One
+    /// name may stand alone.
+    #[serde(deserialize_with = "one_or_many")]
     pub device: Vec<DeviceName>,
+    /// Reports the load in the header `endpoint-load-metrics` of each answer, for Envoy. Clients can read it.
+    pub load_report: bool,
     /// An address at which each connection is told the weight that a load balancer should give the server, as HAProxy's
     /// `agent-check` expects it.
     pub agent: Option<SocketAddr>,
@@ -296,6 +317,10 @@ pub struct Flags {
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<Vec<DeviceName>>,
+    /// Reports the load in a header of each answer, for Envoy [default: false].
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load_report: Option<bool>,
     /// An address for the agent checks of HAProxy, which tell it the weight of the server.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -414,6 +439,7 @@ impl Default for Config {
             operator_key: None,
             hosts: Vec::new(),
             device: vec![DeviceName::Sim],
+            load_report: false,
             agent: None,
             slowdown: 20.0,
             capacity: ByteSize::mib(16),

@@ -39,8 +39,8 @@ const PURPOSES: [&str; 5] = [
     "prefix_cache",
 ];
 
-/// Requests per second are counted over so many.
-const WINDOW: Duration = Duration::from_secs(10);
+/// The seconds after which a request counts for 1/e in the requests per second.
+const PACE: f64 = 10.0;
 
 /// The figures of one device.
 struct OfDevice {
@@ -68,27 +68,19 @@ impl OfDevice {
     }
 }
 
-/// Requests, counted over a window of time.
-struct Window {
-    begun: Instant,
-    count: u32,
-    /// Requests per second in the window before.
+/// Requests per second, of which those of the last seconds count most.
+struct Pace {
+    last: Instant,
     rate: f64,
 }
 
-impl Window {
+impl Pace {
     /// Counts a request. Returns how many there are per second.
     fn count(&mut self, now: Instant) -> f64 {
-        let passed = now.saturating_duration_since(self.begun);
-        let rate = f64::from(self.count) / passed.max(WINDOW / 10).as_secs_f64();
-        if passed >= WINDOW {
-            (self.begun, self.count, self.rate) = (now, 0, rate);
-        }
-        self.count += 1;
-        match passed < WINDOW / 2 && self.rate > 0.0 {
-            true => self.rate,
-            false => rate,
-        }
+        let passed = now.saturating_duration_since(self.last).as_secs_f64();
+        self.rate = self.rate * (-passed / PACE).exp() + 1.0 / PACE;
+        self.last = now;
+        self.rate
     }
 }
 
@@ -96,7 +88,7 @@ pub(crate) struct Figures {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     devices: Vec<OfDevice>,
-    window: Mutex<Window>,
+    pace: Mutex<Pace>,
     running: Gauge,
     waiting: Gauge,
     kv_cache: Gauge,
@@ -246,9 +238,8 @@ impl Figures {
         Ok(Self {
             recorder,
             handle,
-            window: Mutex::new(Window {
-                begun: Instant::now(),
-                count: 0,
+            pace: Mutex::new(Pace {
+                last: Instant::now(),
                 rate: 0.0,
             }),
             running,
@@ -273,8 +264,8 @@ impl Figures {
     pub(crate) fn answered(&self, status: &str) -> f64 {
         let count = || metrics::counter!("server_requests_total", "status" => status.to_owned());
         metrics::with_local_recorder(&self.recorder, count).increment(1);
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        window.count(Instant::now())
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        pace.count(Instant::now())
     }
 
     /// Counts an answer by how it ended.

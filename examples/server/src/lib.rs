@@ -19,7 +19,7 @@
 //! | `engine` | admission, the prefix cache, and a worker with a running batch for each stream |
 //! | [`model`] | sizes, weights, one step as a list of kernels; a reference implementation for tests |
 //! | `kernels` | the kernels of each device: the only part that differs |
-//! | `agent` | what load balancers are told |
+//! | `agent` | the load, for load balancers |
 //! | `patient` | clients that read slowly |
 //! | `printable` | characters that names may have |
 //! | `figures` | metrics |

@@ -1,7 +1,7 @@
 //! One request to the server, with its retries, from its arrival to its end.
 
 use super::descriptors;
-use super::events::{Event, Events, Malformed, message};
+use super::events::{Event, Events, LONGEST_LINE, Malformed, message};
 use super::plan::{Abandon, Planned};
 use super::record::{End, Recorder};
 use crate::options::{Load, LoadTarget, Retry};
@@ -59,7 +59,7 @@ pub(super) enum Failure {
     Late(String),
     #[error("the answer ended without `data: [DONE]`")]
     NoEnd,
-    #[error("the answer is no JSON object with a `finish_reason`, or has not arrived as a whole")]
+    #[error("the answer is not a JSON object with a `finish_reason`")]
     NotWhole,
 }
 
@@ -376,10 +376,15 @@ impl Client {
     /// Reads an answer that is not streamed.
     async fn whole(&self, connection: Connection, mut body: Incoming) -> Result<Outcome, Failure> {
         let mut text = Vec::new();
-        let has_ended = rest(&mut body, |piece| text.extend_from_slice(piece)).await;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(Failure::BrokeOff)?;
+            text.extend_from_slice(frame.data_ref().map_or(&[][..], |piece| piece));
+            if text.len() > LONGEST_LINE {
+                return Err(Malformed::LongLine.into());
+            }
+        }
         let answer = serde_json::from_slice::<serde_json::Value>(&text).ok();
-        let answer =
-            answer.filter(|answer| has_ended && answer["choices"][0]["finish_reason"].is_string());
+        let answer = answer.filter(|answer| answer["choices"][0]["finish_reason"].is_string());
         let answer = answer.ok_or(Failure::NotWhole)?;
         let tokens = answer["usage"]["completion_tokens"].as_u64();
         self.recorder().tokens += tokens.unwrap_or_default();

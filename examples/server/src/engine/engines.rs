@@ -1,9 +1,10 @@
 //! The engines of a server, one for each device, and which of them a request goes to.
 
-use super::{Engine, Job, PrefixFigures};
+use super::{Admitted, Engine, Job, PrefixFigures, Refusal};
+use crate::model::Shape;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::{Pool, Tag};
+use weirpool::{AllocError, Pool, Statistics, Tag};
 
 /// See the [module](self). There is one at least.
 pub(crate) struct Engines(Vec<Arc<Engine>>);
@@ -11,7 +12,7 @@ pub(crate) struct Engines(Vec<Arc<Engine>>);
 /// How much of the server is in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
-    /// Requests that wait for memory.
+    /// Requests that wait for memory, or for the quotas of their tenants.
     pub(crate) waiting: usize,
     /// Requests that were admitted and have not ended.
     pub(crate) running: usize,
@@ -30,9 +31,9 @@ impl Use {
         held as f64 / all.max(1) as f64
     }
 
-    /// Returns the requests for each place.
+    /// Returns the requests that run, for each place.
     pub(crate) fn of_places(&self) -> f64 {
-        (self.running + self.waiting) as f64 / self.places as f64
+        self.running as f64 / self.places as f64
     }
 }
 
@@ -56,17 +57,38 @@ impl Engines {
         self.0.iter().map(|engine| engine.pool())
     }
 
-    /// Returns the engine that is expected to have the first token of an answer first. Among equals, the one with the fewest
-    /// requests; one that cannot serve only if no other can.
-    pub(crate) fn place(&self, job: &Job) -> &Arc<Engine> {
-        let rank = |engine: &&Arc<Engine>| {
-            let is_lost = engine.lost_worker().is_some();
-            let cannot = is_lost || !engine.pool().inspect().health().is_serving();
-            (cannot, engine.expected(job), engine.running())
-        };
-        match &*self.0 {
-            [only] => only,
-            all => all.iter().min_by_key(rank).expect("there is one"),
+    /// Admits a request on the device that is expected to have its first token first; among equals, the one with the fewest
+    /// requests; one that cannot serve only if no other can. A device that refuses it, because its queue is full or the wait
+    /// too long, is followed by the next one. Returns the model's sizes as well.
+    ///
+    /// # Errors
+    /// Returns the error of the last device that was asked.
+    ///
+    /// # Cancel safety
+    /// As of [`Engine::admit`].
+    pub(crate) async fn admit(&self, job: Job) -> Result<(Admitted, Shape), Refusal> {
+        let mut left: Vec<_> = self.0.iter().collect();
+        loop {
+            let rank = |engine: &&Arc<Engine>| {
+                let is_lost = engine.lost_worker().is_some();
+                let cannot = is_lost || !engine.pool().inspect().health().is_serving();
+                (cannot, engine.expected(&job), engine.requests.len())
+            };
+            let ranked = (0..left.len()).min_by_key(|at| match left.len() {
+                1 => None,
+                _ => Some(rank(&left[*at])),
+            });
+            let engine = left.swap_remove(ranked.expect("a server has a device"));
+            let admitted = match left.is_empty() {
+                true => return Ok((engine.admit(job).await?, engine.shape)),
+                false => engine.admit(job.clone()).await,
+            };
+            match admitted {
+                Err(Refusal::Memory(
+                    AllocError::QueueFull(_) | AllocError::Shed { .. } | AllocError::Exhausted(_),
+                )) => {}
+                admitted => return Ok((admitted?, engine.shape)),
+            }
         }
     }
 
@@ -117,41 +139,70 @@ impl Engines {
 }
 
 impl Engine {
-    /// Returns how long the first token of an answer takes, as far as can be told: the wait for memory, the steps of the
-    /// part of the prompt that is not in the prefix cache, and the part of a step for each request that runs.
+    /// Returns how long the first token of an answer takes, as far as can be told: the wait for memory, and the steps of the
+    /// part of the prompt that is not in the prefix cache. Each request beside it takes a part of a step, and those beyond the
+    /// places of a step take turns with it for its whole answer.
     fn expected(&self, job: &Job) -> Duration {
         let page = self.settings.page;
         let found = self
             .prefixes()
             .map_or(0, |prefixes| prefixes.found(job.tenant, &job.prompt));
         let tokens = job.prompt.len() + job.max_tokens - 1;
-        let pages = tokens.div_ceil(page).saturating_sub(found);
         let rows = job.prompt.len() - found * page;
-        let steps = rows as f64 / self.settings.rows as f64;
-        let steps = steps + self.running() as f64 / self.places() as f64;
-        self.expected_wait(Some(job.tenant), pages) + self.step().mul_f64(steps)
+        let (requests, places) = (self.requests.len() as f64, self.places() as f64);
+        let beyond = (requests + 1.0 - places).max(0.0);
+        let steps = rows as f64 / self.settings.rows as f64
+            + requests / places
+            + job.max_tokens as f64 * beyond / places;
+        let pages = tokens.div_ceil(page);
+        let statistics = self.pool.inspect().statistics();
+        let wait = self.expected_wait(&statistics, Some(job.tenant), pages);
+        wait.saturating_add(self.step().mul_f64(steps))
     }
 
     /// Returns the expected wait of a request for that many pages: a tenant's, or any.
-    fn expected_wait(&self, tenant: Option<Tag>, pages: usize) -> Duration {
+    fn expected_wait(
+        &self,
+        statistics: &Statistics,
+        tenant: Option<Tag>,
+        pages: usize,
+    ) -> Duration {
         let bytes = self.page_bytes * pages as u64;
-        let statistics = self.pool.inspect().statistics();
-        let waiting = statistics.waits.waiting;
-        let taken = statistics.used.current - statistics.evictable.min(statistics.used.current);
-        let taken = taken.saturating_add(statistics.charged);
-        if waiting == 0 && taken.saturating_add(bytes) <= statistics.leased {
-            return Duration::ZERO;
-        }
-        let at_limit = tenant.and_then(|tenant| self.pool.tag(tenant).expected_wait(bytes));
-        let expected = at_limit.or_else(|| self.pool.inspect().expected_wait(bytes));
-        // Too few have waited to tell: each of those before it takes a step at least.
-        expected.unwrap_or_else(|| self.step() * (waiting + 1) as u32)
+        let tenant = tenant.map(|tenant| self.pool.tag(tenant));
+        let at_limit = tenant.and_then(|tenant| {
+            let statistics = tenant.statistics();
+            let is_over = statistics.used.current.saturating_add(bytes) > statistics.limit?;
+            tenant.expected_wait(bytes).filter(|_| is_over)
+        });
+        let used = statistics.used.current;
+        let taken = used - statistics.evictable.min(used) + statistics.charged;
+        let fits = taken.saturating_add(bytes) <= statistics.leased;
+        // Those over the limit of their tenant are listed last, and hold nobody up.
+        let first = self.pool.inspect().waiting_requests(1);
+        let waits_any = first.first().is_some_and(|first| !first.is_over_limit);
+        let for_memory = match fits && !waits_any {
+            true => Duration::ZERO,
+            false => {
+                let expected = self.pool.inspect().expected_wait(bytes);
+                // Too few have waited to tell: each of those before it takes a step at least.
+                let before = statistics.waits.waiting as u32 + 1;
+                expected.unwrap_or_else(|| self.step().saturating_mul(before))
+            }
+        };
+        at_limit.map_or(for_memory, |at_limit| at_limit.max(for_memory))
     }
 
-    /// Returns the time of a step.
+    /// Returns the time of a step: of the slowest worker that has requests, or else of the fastest.
     fn step(&self) -> Duration {
-        let steps = self.lanes.iter().map(|lane| lane.load.step());
-        steps.max().unwrap_or_default()
+        let known = |is_busy: bool| {
+            let lanes = self.lanes.iter().map(|lane| &lane.load);
+            let lanes = lanes.filter(move |load| !is_busy || load.all() > 0);
+            lanes.map(|load| load.step()).filter(|step| !step.is_zero())
+        };
+        known(true)
+            .max()
+            .or_else(|| known(false).min())
+            .unwrap_or_default()
     }
 
     fn places(&self) -> usize {
@@ -161,12 +212,13 @@ impl Engine {
     fn in_use(&self) -> Use {
         let [.., held, _] = self.memory();
         let longest = self.shape.context.div_ceil(self.settings.page);
+        let statistics = self.pool.inspect().statistics();
         Use {
-            waiting: self.pool.inspect().statistics().waits.waiting,
+            waiting: statistics.waits.waiting,
             running: self.running(),
             places: self.places(),
             pages: (held / self.page_bytes, self.pages),
-            expected_wait: self.expected_wait(None, longest),
+            expected_wait: self.expected_wait(&statistics, None, longest),
         }
     }
 }

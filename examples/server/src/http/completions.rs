@@ -55,15 +55,13 @@ pub(super) async fn complete(
         deadline: arrived + allowed,
         is_urgent,
     };
-    let engine = app.engines.place(&job).clone();
     // Dropped if the client disconnects: the request then leaves the queue.
-    let Admitted { events, cached } = engine.admit(job).await?;
+    let (Admitted { events, cached }, shape) = app.engines.admit(job).await?;
     let answer = Answer {
         id: format!("cmpl-{}", app.next.fetch_add(1, Ordering::Relaxed)),
         created: unix_time(),
         model: model.clone(),
     };
-    let shape = engine.shape();
     let running = Running {
         app,
         events,

@@ -5,7 +5,7 @@ mod guard;
 mod openai;
 mod refusal;
 
-use crate::agent::{self, State};
+use crate::agent;
 use crate::config::{ANONYMOUS, Config};
 use crate::engine::Engines;
 use crate::figures::Figures;
@@ -38,16 +38,16 @@ pub(crate) struct App {
 
 impl App {
     /// Returns what load balancers are told of the server.
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> agent::State {
         let all = self.engines.all();
         let is_lost = all.iter().any(|engine| engine.lost_worker().is_some());
         let mut pools = self.engines.pools();
         if is_lost || pools.any(|pool| pool.inspect().health().fault.is_some()) {
-            return State::Down;
+            return agent::State::Down;
         }
         match self.engines.are_serving() {
-            true => State::Up(self.engines.in_use()),
-            false => State::Drain,
+            true => agent::State::Up(self.engines.in_use()),
+            false => agent::State::Drain,
         }
     }
 }
@@ -143,8 +143,9 @@ async fn count(
     let mut response = next.run(request).await;
     if let Some(app) = unanswered.0.take() {
         let rate = app.figures.answered(response.status().as_str());
-        let report = agent::report(app.engines.in_use(), rate);
-        if let Ok(report) = HeaderValue::from_str(&report) {
+        if app.config.load_report && response.status().is_success() {
+            let report = agent::report(app.engines.in_use(), rate);
+            let report = HeaderValue::from_str(&report).expect("names and numbers");
             response.headers_mut().insert(agent::LOAD, report);
         }
     }

@@ -1,4 +1,4 @@
-//! Several devices in one server, and what load balancers are told.
+//! Several devices in one server, and its load as load balancers read it.
 
 use crate::answers::assert_right;
 use crate::common::{body, config, get, post, prompt, request, send, start, tokens_of, weights};
@@ -112,7 +112,11 @@ async fn metric(server: &Server, name: &str) -> f64 {
 /// The model server protocol of the Gateway API's inference extension, and the report of ORCA.
 #[tokio::test(start_paused = true)]
 async fn load_is_told_as_load_balancers_read_it() {
-    let server = start(config()).await;
+    let config = Config {
+        load_report: true,
+        ..config()
+    };
+    let server = start(config).await;
     let (_, text) = get(&server, "/metrics").await;
     let labels = "server_cache_config_info{block_size=\"8\",num_gpu_blocks=\"";
     let pages = text.lines().find_map(|line| line.strip_prefix(labels));
