@@ -4,7 +4,9 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::sync::Arc;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::device::{DeviceError, DeviceStream, NativeStream, StreamProperties};
+use weirpool::device::{
+    DeviceError, DeviceErrorKind, DeviceStream, NativeStream, StreamProperties,
+};
 
 /// A stream of cuda-core that can be [registered](weirpool::Pool::register) with a pool: blocks are allocated and freed in its
 /// order, and [`Stream::submit`](weirpool::Stream::submit) gives it to closures that launch on it. The pool keeps it alive
@@ -19,9 +21,19 @@ impl CoreStream {
     /// Wraps a stream of cuda-core, of a context of `device`.
     ///
     /// # Errors
-    /// Returns the driver's error if it does not know the stream, and
-    /// [`Unsupported`](weirpool::device::DeviceErrorKind::Unsupported) for the per-thread default stream.
+    /// Returns the driver's error if it does not know the stream,
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream of another context than that of `device`, and
+    /// [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream.
     pub fn new(device: &CudaDevice, stream: &Arc<cuda_core::Stream>) -> Result<Self, DeviceError> {
+        // The handle of the default stream does not tell its context.
+        if stream.context().cu_ctx().cast::<()>() != device.context().cu_ctx().cast() {
+            let reason = "the stream is of another context than the device; make it in the context of `CudaDevice::context`";
+            return Err(DeviceError::new(
+                "CoreStream::new",
+                DeviceErrorKind::InvalidArgument,
+                reason,
+            ));
+        }
         // SAFETY: the properties name it only while this value, or an owner from `keep_alive`, holds the stream.
         let external = unsafe { device.permanent_stream(stream.cu_stream().cast()) }?;
         Ok(Self {

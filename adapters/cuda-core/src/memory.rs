@@ -2,10 +2,14 @@
 
 use cuda_core::sys::CUdeviceptr;
 use cuda_core::{Context, DeviceAllocation, RawDeviceBuffer};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::device::{Device, DeviceError};
-use weirpool::{AllocError, Block, Pool, Stream, StreamError, Terms};
+use weirpool::device::{AlarmId, Device, DeviceError};
+use weirpool::{AllocError, Block, Pool, Shortfall, Stream, StreamError, Terms};
 
 /// A pool as memory of a cuda-core context.
 ///
@@ -74,7 +78,8 @@ impl Memory {
         &self.pool
     }
 
-    /// Allocates `bytes` bytes, and waits in the pool's queue if there is no memory. Their values are not initialized:
+    /// Allocates `bytes` bytes, and waits in the pool's queue if there is no memory, and for earlier work on it. The
+    /// timeout and the deadline of the [terms](Self::terms) bound both waits together. Their values are not initialized:
     /// `DeviceBuffer::from_storage` of cuda-core, which makes typed memory of them, is unsafe.
     ///
     /// # Errors
@@ -83,10 +88,7 @@ impl Memory {
     /// # Cancel safety
     /// If the future is dropped early, its place in the queue, or its memory, goes to the next request.
     pub async fn allocate(&self, bytes: usize) -> Result<RawDeviceBuffer, AllocError> {
-        let request = self.pool.allocate(&self.own, bytes as u64);
-        let block = request.terms(self.terms).await?;
-        // The pool may have made the stream wait for work of others.
-        self.own.synchronize().await?;
+        let block = complete_block(&self.pool, &self.own, bytes as u64, self.terms).await?;
         Ok(self.foreign(block, bytes))
     }
 
@@ -128,5 +130,131 @@ unsafe impl DeviceAllocation for Owner {
 
     fn context(&self) -> Arc<Context> {
         self.context.clone()
+    }
+}
+
+/// Allocates a block on `own`, and waits until all work before it is complete, for as long as the terms allow.
+async fn complete_block(
+    pool: &Pool,
+    own: &Stream,
+    bytes: u64,
+    terms: Terms,
+) -> Result<Block, AllocError> {
+    let device = &**pool.device();
+    let began = device.now();
+    let block = pool.allocate(own, bytes).terms(terms).await?;
+    let limit = [terms.timeout, terms.deadline].into_iter().flatten().min();
+    let end = limit.and_then(|limit| began.checked_add(limit));
+    // The pool may have made the stream wait for work of others.
+    match until(device, end, own.synchronize()).await {
+        Some(completed) => completed.map(|()| block).map_err(Into::into),
+        None => {
+            let mut shortfall = Shortfall::default();
+            shortfall.requested = block.size();
+            drop(block);
+            let statistics = pool.inspect().statistics();
+            shortfall.free = statistics.free;
+            shortfall.largest_free = statistics.largest_free;
+            shortfall.pending = statistics.pending.current;
+            shortfall.used = statistics.used.current;
+            shortfall.reserved = statistics.reserved.current;
+            shortfall.capacity = statistics.capacity;
+            shortfall.leased = statistics.leased;
+            Err(AllocError::TimedOut {
+                waited: device.now().saturating_sub(began),
+                is_virtual: device.is_time_virtual(),
+                shortfall: Box::new(shortfall),
+            })
+        }
+    }
+}
+
+/// Awaits a future until a time of the device's clock, if there is one. Returns `None` if it is not ready then.
+async fn until<F: Future>(
+    device: &dyn Device,
+    end: Option<Duration>,
+    future: F,
+) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut alarm = Alarm { device, id: None };
+    poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(output));
+        }
+        match end {
+            Some(end) if device.now() >= end => Poll::Ready(None),
+            Some(end) => {
+                alarm.replace(Some(device.set_alarm(end, context.waker())));
+                Poll::Pending
+            }
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// An alarm of the device, cancelled when this is dropped.
+struct Alarm<'a> {
+    device: &'a dyn Device,
+    id: Option<AlarmId>,
+}
+
+impl Alarm<'_> {
+    fn replace(&mut self, id: Option<AlarmId>) {
+        if let Some(old) = std::mem::replace(&mut self.id, id) {
+            self.device.cancel_alarm(old);
+        }
+    }
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.replace(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weirpool::device::sim::{Operation, SimDevice};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn timeout_bounds_the_wait_for_earlier_work() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).capacity(2 << 20).build();
+        let pool = pool.expect("a pool");
+        let work = device.create_stream();
+        let own = pool.register(&work).expect("of the device");
+        let allocate = |timeout, deadline| {
+            let terms = Terms {
+                timeout,
+                deadline,
+                ..Terms::default()
+            };
+            let began = device.now();
+            let result = device.block_on(complete_block(&pool, &own, 1 << 20, terms));
+            (result, device.now() - began)
+        };
+        for (timeout, deadline) in [(Some(SECOND), None), (None, Some(SECOND))] {
+            work.submit(Operation::new(3 * SECOND));
+            let (result, waited) = allocate(timeout, deadline);
+            let error = result.expect_err("the work takes longer");
+            assert!(
+                matches!(error, AllocError::TimedOut { waited, .. } if waited == SECOND),
+                "{error}"
+            );
+            assert_eq!(waited, SECOND);
+            assert_eq!(pool.inspect().statistics().live_blocks, 0);
+            device.advance_to_end();
+        }
+        for timeout in [None, Some(5 * SECOND), Some(Duration::MAX)] {
+            work.submit(Operation::new(3 * SECOND));
+            let (result, waited) = allocate(timeout, None);
+            assert!(result.is_ok());
+            assert_eq!(waited, 3 * SECOND);
+            assert!(!device.advance_to_next(), "an alarm is left");
+        }
     }
 }

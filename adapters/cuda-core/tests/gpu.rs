@@ -6,16 +6,19 @@
 //! | a buffer leaks, or is freed twice | each test compares the live blocks |
 //! | a stream of cuda-core is used after its end | `blocks_follow_the_order_of_a_stream_of_cuda_core` |
 //! | a pool of another context is taken | `pool_of_another_device_is_refused` |
+//! | a default stream of another context is taken for that of the device | `streams_of_another_context_are_refused` |
 
 use cuda_async::device_operation::{DeviceOp, value, with_context};
 use cuda_async::error::DeviceError;
-use cuda_core::{Context, RawDeviceBuffer, memory};
+use cuda_core::{Context, RawDeviceBuffer, memory, sys};
 use futures::executor::block_on;
 use futures::future::try_join_all;
 use futures::poll;
 use std::error::Error;
 use std::future::IntoFuture;
+use std::ptr::null_mut;
 use std::sync::Arc;
+use weirpool::device::DeviceErrorKind;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::{Pool, Upstream};
 use weirpool_cuda_core::{CoreStream, Memory, MemoryError};
@@ -146,5 +149,25 @@ fn pool_of_another_device_is_refused() -> Outcome {
     let pool = Pool::builder(simulated).build()?;
     let refused = Memory::new(&pool, &context).unwrap_err();
     assert_eq!(refused, MemoryError::ForeignContext { ordinal: 0 });
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn streams_of_another_context_are_refused() -> Outcome {
+    let device = CudaDevice::new(0)?;
+    let primary = Context::new(0)?;
+    assert!(CoreStream::new(&device, &primary.default_stream()).is_ok());
+    let mut created = null_mut();
+    // SAFETY: the context is never destroyed.
+    let other = unsafe {
+        let code = sys::cuCtxCreate_v4(&mut created, null_mut(), 0, primary.cu_device());
+        assert_eq!(code, 0, "cuCtxCreate");
+        Context::borrow_raw(created.cast(), primary.cu_device(), 0)
+    };
+    for stream in [other.default_stream(), other.new_stream()?] {
+        let refused = CoreStream::new(&device, &stream).unwrap_err();
+        assert_eq!(refused.kind(), DeviceErrorKind::InvalidArgument);
+    }
     Ok(())
 }
