@@ -1,7 +1,7 @@
 //! A pool as memory for tensors of a device.
 
 use crate::pool_tensor::PoolTensor;
-use crate::storage::storage_over;
+use crate::storage::{placeholder, storage_over};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, DType, Device, Shape, Storage, Tensor};
 use weirpool::{AllocError, Pool, Stream, StreamError, Terms};
@@ -27,6 +27,19 @@ pub enum MemoryError {
         "{0}; make candle's device by `Device::new_cuda_with_stream`, whose stream is not that of a thread"
     )]
     Stream(#[from] StreamError),
+    /// The shape has no elements, or more bytes than an address can count. candle has tensors without elements itself:
+    /// they need no memory of a pool.
+    #[error(
+        "a tensor of {shape:?} and {dtype:?} has no elements, or more than {} bytes; choose another shape, or make a tensor \
+         without elements by `Tensor::zeros`",
+        usize::MAX
+    )]
+    Shape {
+        /// The shape.
+        shape: Shape,
+        /// The type of the elements.
+        dtype: DType,
+    },
     /// candle failed, or has no such tensors on a GPU.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -60,7 +73,8 @@ impl Memory {
     /// values by this, and writes them with `Tensor::slice_set`.
     ///
     /// # Errors
-    /// Returns an error if there is no memory, or candle has no tensors of the type on a GPU.
+    /// Returns an error if there is no memory, if the shape has no elements or its size overflows, or if candle has no
+    /// tensors of the type on a GPU.
     ///
     /// # Cancel safety
     /// If the future is dropped early, its place in the queue, or its memory, goes to the next request.
@@ -70,17 +84,19 @@ impl Memory {
         dtype: DType,
     ) -> Result<PoolTensor, MemoryError> {
         let shape = shape.into();
-        let count = shape.elem_count();
-        let bytes = count * dtype.size_in_bytes();
+        let Some((count, bytes)) = size_of(&shape, dtype) else {
+            return Err(MemoryError::Shape { shape, dtype });
+        };
         let request = self.pool.allocate(&self.stream, bytes as u64);
         let block = request.terms(self.terms).zeroed().await?;
         let (stream, address) = (self.device.cuda_stream(), block.address().to_bits());
+        let placeholder = placeholder(&stream)?;
         // SAFETY: the block has this many bytes, and `PoolTensor` takes them out before it drops the block.
         let slice = unsafe { storage_over(&stream, dtype, address, count) }?;
         let device = self.device.clone();
         let storage = Storage::Cuda(CudaStorage { slice, device });
         let tensor = Tensor::from_storage(storage, shape, BackpropOp::none(), false);
-        Ok(PoolTensor::new(tensor, block))
+        Ok(PoolTensor::new(tensor, block, placeholder))
     }
 
     /// Copies a tensor into memory of the pool, from any device: a weight that was loaded.
@@ -94,5 +110,29 @@ impl Memory {
         let copy = self.zeros(tensor.shape().clone(), tensor.dtype()).await?;
         copy.slice_set(&source, 0, 0)?;
         Ok(copy)
+    }
+}
+
+/// Returns the number of elements and of bytes, unless there are none or the number overflows.
+fn size_of(shape: &Shape, dtype: DType) -> Option<(usize, usize)> {
+    let mut dims = shape.dims().iter();
+    let count = dims.try_fold(1usize, |count, dim| count.checked_mul(*dim))?;
+    let bytes = count.checked_mul(dtype.size_in_bytes())?;
+    (count > 0).then_some((count, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shape_without_elements_or_with_too_many_has_no_size() {
+        let size = |dims: &[usize], dtype| size_of(&Shape::from_dims(dims), dtype);
+        assert_eq!(size(&[1, 8, 2, 128], DType::BF16), Some((2048, 4096)));
+        assert_eq!(size(&[], DType::F32), Some((1, 4)));
+        assert_eq!(size(&[1, 8, 0, 128], DType::BF16), None);
+        // The product of the dimensions wraps to 0, and that with the size of the type to 4.
+        assert_eq!(size(&[1 << 32, 1 << 32], DType::U8), None);
+        assert_eq!(size(&[(1 << 62) + 1], DType::F32), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::storage::TakeOut;
 use candle_core::Tensor;
+use cudarc::driver::CudaSlice;
 use std::ops::Deref;
 use weirpool::Block;
 
@@ -12,23 +13,27 @@ use weirpool::Block;
 /// share its storage (clones, `narrow`, `reshape`, `t`) return errors after that. Results of operations have memory of
 /// their own, and stay.
 ///
+/// The drop waits for the lock of the storage: dropping this deadlocks while the same thread holds the guard of
+/// `storage_and_layout` of this tensor, of a clone or of a view. Drop the guard first.
+///
 /// If it is forgotten, the memory stays allocated, and the driver refuses to free it when the last clone is dropped.
 #[derive(Debug)]
 pub struct PoolTensor {
     tensor: Tensor,
-    /// Taken when this is dropped.
-    block: Option<Block>,
+    /// The block, and what is in its place in the storage from the drop on. Taken when this is dropped.
+    held: Option<(Block, CudaSlice<u8>)>,
 }
 
 impl PoolTensor {
-    pub(crate) fn new(tensor: Tensor, block: Block) -> Self {
-        let block = Some(block);
-        Self { tensor, block }
+    pub(crate) fn new(tensor: Tensor, block: Block, placeholder: CudaSlice<u8>) -> Self {
+        let held = Some((block, placeholder));
+        Self { tensor, held }
     }
 
     /// Returns the block.
     pub fn block(&self) -> &Block {
-        self.block.as_ref().expect("taken only in the drop")
+        let (block, _) = self.held.as_ref().expect("taken only in the drop");
+        block
     }
 }
 
@@ -42,10 +47,14 @@ impl Deref for PoolTensor {
 
 impl Drop for PoolTensor {
     fn drop(&mut self) {
-        let block = self.block.take();
-        // Otherwise the storage still has the address: the memory is not reused.
-        if self.tensor.inplace_op1(&TakeOut).is_err() {
-            std::mem::forget(block);
+        let Some((block, placeholder)) = self.held.take() else {
+            return;
+        };
+        let take_out = TakeOut::for_placeholder(placeholder);
+        if self.tensor.inplace_op1(&take_out).is_err() {
+            // The storage may still have the address: the pool does not reuse the memory, and the driver is never asked to
+            // free it.
+            std::mem::forget((block, self.tensor.clone()));
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::{CpuStorage, CudaStorage, DType, InplaceOp1, Layout, Result, bail};
-use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Makes a storage of memory that it does not own: [`TakeOut`] must take that out before the storage is dropped.
@@ -41,9 +42,26 @@ pub(crate) unsafe fn storage_over(
     })
 }
 
-/// Takes the pool's memory out of the storage of a tensor, behind all work that candle submitted on it. A storage of a type
-/// that no operation of candle's takes is in its place from then on: operations on clones of the tensor return errors.
-pub(crate) struct TakeOut;
+/// Allocates the placeholder of a tensor's memory: a byte of the driver's, for [`TakeOut`].
+///
+/// # Errors
+/// Returns the driver's error.
+pub(crate) fn placeholder(stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>> {
+    // SAFETY: no element of it is read.
+    let placeholder = unsafe { stream.alloc(1) };
+    placeholder.map_err(candle_core::Error::wrap)
+}
+
+/// Takes the pool's memory out of the storage of a tensor, behind all work that candle submitted on it, and puts the
+/// placeholder in. That is then of a type that no operation of candle's takes: operations on clones of the tensor return
+/// errors. It calls the driver for nothing that can fail, except for waits of the stream for uses on other streams.
+pub(crate) struct TakeOut(Cell<Option<CudaSlice<u8>>>);
+
+impl TakeOut {
+    pub(crate) fn for_placeholder(placeholder: CudaSlice<u8>) -> Self {
+        Self(Cell::new(Some(placeholder)))
+    }
+}
 
 impl InplaceOp1 for TakeOut {
     fn name(&self) -> &'static str {
@@ -55,9 +73,12 @@ impl InplaceOp1 for TakeOut {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-        // SAFETY: no element of it is read.
-        let placeholder = unsafe { storage.device.cuda_stream().alloc(1) };
-        let placeholder = placeholder.map_err(candle_core::Error::wrap)?;
+        let Some(placeholder) = self.0.take() else {
+            bail!("the memory was taken out before")
+        };
+        let stream = storage.device.cuda_stream();
+        // cudarc returns a stored error from its next call, in place of that call: from the waits below.
+        let stored = stream.context().check_err();
         let slice = std::mem::replace(&mut storage.slice, CudaStorageSlice::F4(placeholder));
         // A leak waits, in the stream, for the uses that candle noted.
         match slice {
@@ -73,6 +94,8 @@ impl InplaceOp1 for TakeOut {
             CudaStorageSlice::F8E4M3(slice) => slice.leak(),
             _ => bail!("no storage of a pool"),
         };
-        Ok(())
+        let waited = stream.context().check_err();
+        stream.context().record_err(stored.and(waited));
+        waited.map_err(candle_core::Error::wrap)
     }
 }
