@@ -27,8 +27,8 @@ pub enum MemoryError {
         "{0}; make candle's device by `Device::new_cuda_with_stream`, whose stream is not that of a thread"
     )]
     Stream(#[from] StreamError),
-    /// The shape has no elements, or more bytes than an address can count. candle has tensors without elements itself:
-    /// they need no memory of a pool.
+    /// The shape has no elements, or more bytes than an address can count. candle's own tensors
+    /// without elements need no memory of a pool.
     #[error(
         "a tensor of {shape:?} and {dtype:?} has no elements, or more than {} bytes; choose another shape, or make a tensor \
          without elements by `Tensor::zeros`",

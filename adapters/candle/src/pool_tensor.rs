@@ -16,6 +16,8 @@ use weirpool::Block;
 /// The drop waits for the lock of the storage: dropping this deadlocks while the same thread holds the guard of
 /// `storage_and_layout` of this tensor, of a clone or of a view. Drop the guard first.
 ///
+/// Besides the block it holds a placeholder of 1 byte, which the driver allocates.
+///
 /// If it is forgotten, the memory stays allocated, and the driver refuses to free it when the last clone is dropped.
 #[derive(Debug)]
 pub struct PoolTensor {

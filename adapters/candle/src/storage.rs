@@ -54,7 +54,7 @@ pub(crate) fn placeholder(stream: &Arc<CudaStream>) -> Result<CudaSlice<u8>> {
 
 /// Takes the pool's memory out of the storage of a tensor, behind all work that candle submitted on it, and puts the
 /// placeholder in. That is then of a type that no operation of candle's takes: operations on clones of the tensor return
-/// errors. It calls the driver for nothing that can fail, except for waits of the stream for uses on other streams.
+/// errors. Its only calls of the driver that can fail are waits of the stream for uses on other streams.
 pub(crate) struct TakeOut(Cell<Option<CudaSlice<u8>>>);
 
 impl TakeOut {

@@ -3,7 +3,7 @@
 //! | class of fault | test |
 //! |---|---|
 //! | the driver frees memory of the pool, or the pool reuses it under candle's work | `requests_wait_for_their_keys_and_values`, on two streams: each request drops its memory while its work runs, and all answers are compared with the CPU's at the end |
-//! | an error of before keeps a drop from returning the memory | `tensor_is_freed_although_an_error_is_stored` |
+//! | a stored error of cudarc keeps a drop from returning the memory | `tensor_is_freed_although_an_error_is_stored` |
 //! | a tensor without elements is never freed, or a size wraps | `shape_without_memory_is_refused` |
 //! | a clone uses memory that is gone | `clone_of_a_dropped_tensor_fails` |
 //! | a stream in no order is taken | `device_on_streams_of_threads_is_refused` |
