@@ -12,6 +12,9 @@ use weirpool_below_cudarc::PoolAllocator;
 type Outcome = Result<(), Box<dyn Error>>;
 
 const MIB: usize = 1 << 20;
+const ROUNDS: usize = 20;
+/// The bytes of a slice that are checked.
+const PART: usize = 8192;
 const WAIT: Duration = Duration::from_secs(20);
 
 fn pool(capacity: usize) -> Result<Pool, Box<dyn Error>> {
@@ -62,7 +65,8 @@ fn slices_are_blocks_of_the_pool_and_those_of_before_are_the_drivers() -> Outcom
 #[test]
 #[ignore = "needs a GPU"]
 fn threads_wait_for_memory_and_see_their_own_bytes() -> Outcome {
-    let pool = pool(6 * 64 * MIB)?;
+    // For 6 slices of 16 threads, and the results.
+    let pool = pool((6 * 64 + 16) * MIB)?;
     let context = CudaContext::new(0)?;
     let allocator = Arc::new(PoolAllocator::new(&pool, WAIT));
     context.set_allocator(allocator).expect("the first one");
@@ -71,22 +75,36 @@ fn threads_wait_for_memory_and_see_their_own_bytes() -> Outcome {
             let context = &context;
             scope.spawn(move || {
                 let stream = context.new_stream().unwrap();
-                for round in 0..20u8 {
-                    let byte = thread * 16 + round % 16;
+                let mut results = stream.alloc_zeros::<u8>(ROUNDS * PART).unwrap();
+                let byte = |round| thread * 16 + round as u8 % 16;
+                for round in 0..ROUNDS {
                     let mut slice = stream.alloc_zeros::<u8>(64 * MIB).unwrap();
-                    stream.memcpy_htod(&[byte; 4096], &mut slice).unwrap();
-                    let begin = stream.clone_dtoh(&slice.slice(..8192)).unwrap();
-                    stream.synchronize().unwrap();
-                    assert!(begin[..4096].iter().all(|found| *found == byte));
-                    assert!(begin[4096..].iter().all(|found| *found == 0));
+                    let (mut low, mut high) = slice.split_at_mut(32 * MIB);
+                    let bytes = &[byte(round); PART / 2];
+                    stream.memcpy_htod(bytes, &mut low).unwrap();
+                    // The device is behind: the slice is dropped long before the last copy.
+                    for _ in 0..8 {
+                        stream.memcpy_dtod(&low, &mut high).unwrap();
+                    }
+                    let mut result = results.slice_mut(round * PART..(round + 1) * PART);
+                    let part = high.slice(..PART);
+                    stream.memcpy_dtod(&part, &mut result).unwrap();
+                }
+                let results = stream.clone_dtoh(&results).unwrap();
+                stream.synchronize().unwrap();
+                for (round, part) in results.chunks(PART).enumerate() {
+                    let (begin, rest) = part.split_at(PART / 2);
+                    assert!(begin.iter().all(|found| *found == byte(round)));
+                    assert!(rest.iter().all(|found| *found == 0));
                 }
             });
         }
     });
     context.check_err()?;
     let statistics = pool.inspect().statistics();
-    println!("{} of 320 waited", statistics.waits.served);
-    assert_eq!(statistics.allocations, 320);
+    let allocations = statistics.allocations;
+    println!("{} of {allocations} waited", statistics.waits.served);
+    assert_eq!(allocations, 16 * (1 + ROUNDS as u64));
     assert_eq!(live(&pool), 0);
     Ok(())
 }
