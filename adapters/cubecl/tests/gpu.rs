@@ -2,11 +2,12 @@
 
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use cubecl_cuda::CudaRuntime;
+use cubecl_cuda::{CudaRuntime, GpuAllocator};
 use cubecl_server::runtime::Runtime;
 use std::error::Error;
+use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weirpool::Pool;
 use weirpool::device::cuda::CudaDevice;
 use weirpool_below_cubecl::PoolAllocator;
@@ -53,5 +54,31 @@ fn buffers_of_kernels_are_in_memory_of_the_pool() -> Result<(), Box<dyn Error>> 
         statistics.allocations, statistics.live_blocks
     );
     assert!(statistics.used.high >= 2 * (COUNT * size_of::<f32>()) as u64);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn first_call_without_memory_fails_at_once_and_the_second_waits() -> Result<(), Box<dyn Error>> {
+    const WAIT: Duration = Duration::from_millis(500);
+    let device = CudaDevice::new(0)?;
+    let pool = Pool::builder(device.clone()).capacity(4 << 20).build()?;
+    let allocator = PoolAllocator::new(&device, &pool, WAIT);
+    // The default stream.
+    let stream = null_mut();
+    let held = allocator.alloc(stream, 4 << 20)?;
+    for _ in 0..2 {
+        let began = Instant::now();
+        assert!(allocator.alloc(stream, 4 << 20).is_err());
+        assert!(began.elapsed() < WAIT);
+        assert!(allocator.alloc(stream, 4 << 20).is_err());
+        assert!(began.elapsed() >= WAIT);
+    }
+    assert!(allocator.alloc(stream, 4 << 20).is_err());
+    // SAFETY: no work uses it.
+    unsafe { allocator.free(stream, held) }?;
+    let again = allocator.alloc(stream, 4 << 20)?;
+    // SAFETY: as above.
+    unsafe { allocator.free(stream, again) }?;
     Ok(())
 }
