@@ -72,11 +72,10 @@ fn keep<M: Fn(&Pool, u64) + Send, L: Fn(&Statistics) -> u64 + Send>(
     async move {
         let mut pause = PAUSE;
         while let Some(pool) = pool.upgrade() {
-            let left = || left_of(&pool.inspect().statistics());
-            let before = left();
+            let before = left_of(&pool.inspect().statistics());
             let is_vain = before < least && {
                 make_room(&pool, before);
-                left() <= before
+                left_of(&pool.inspect().statistics()) <= before
             };
             pause = match is_vain {
                 true => (pause * 2).min(LONGEST),
