@@ -76,7 +76,7 @@ kill $proxy; wait $proxy || true
 proxy "$root/deploy/haproxy.cfg"
 load "by expected wait"
 
-# Whole answers: the proxy asks another server for what one that was killed had not answered.
+# Whole answers: the proxy sends a request that the killed server did not answer to another one.
 load "by expected wait, while one is killed and begins again" --whole &
 loading=$!
 sleep "$((each / 3))"

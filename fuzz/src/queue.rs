@@ -113,7 +113,7 @@ impl Oracle {
         if is_full((0, 0), limit) {
             return None;
         }
-        // What came from quota queues beyond the limit stays.
+        // Requests from quota queues can exceed the limit, and stay.
         let bound = QueueLimit {
             requests: limit.requests.max(total.0),
             bytes: limit.bytes.max(total.1),
@@ -346,7 +346,7 @@ impl Pair {
         }
         let is_looked_at = over.is_none() && (was_scanned || self.is_looked_at(&entry));
         assert_eq!(is_candidate, is_looked_at);
-        // What a newcomer is told to expect is what it is listed with.
+        // A newcomer is listed with the expected wait that it was admitted with.
         let listed = self.listed(usize::MAX).into_iter();
         let mut listed = listed.filter(|(position, _)| *position == entry.sort_key.position);
         let told = listed.next().unwrap().1;
@@ -486,7 +486,7 @@ impl Pair {
     }
 }
 
-/// Does what the bytes say, and panics where the queue and the list differ.
+/// Executes the operations that the bytes encode. Panics where the queue and the list differ.
 pub fn run(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let mut pair = Pair::new(&mut choices);

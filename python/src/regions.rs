@@ -7,11 +7,10 @@ use crate::active::locked;
 use crate::device_pool::DevicePool;
 use crate::{fork, waiting};
 use futures::FutureExt;
-use std::future::{Future, IntoFuture};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use weirpool::device::{DeviceError, DeviceErrorKind};
 use weirpool::{AllocError, Block, BuildError, Pool, Stream, StreamError, Tag, Terms, Upstream};
 use weirpool_tiers::{Entered, Keep, Region, RegionError, Regions, resume_all, suspend_all};
@@ -196,10 +195,25 @@ pub(crate) async fn enter(
     terms: Terms,
 ) -> Result<Vec<Arc<Inside>>, RegionError> {
     let regions = in_order(regions);
+    let gates = resumed(&regions, terms).await?;
+    let mut inside = Vec::new();
+    for (region, gate) in regions.iter().zip(gates) {
+        // It is resident, and the gate keeps it so.
+        inside.push(region.admit(region.region.enter().await?, gate));
+    }
+    Ok(inside)
+}
+
+/// Resumes regions as one, and returns their gates, which keep suspensions out: also one that would begin while the regions
+/// wait for memory, and end once work of theirs runs.
+async fn resumed(
+    regions: &[Arc<Gated>],
+    terms: Terms,
+) -> Result<Vec<OwnedRwLockReadGuard<()>>, RegionError> {
     let begin = Instant::now();
     let left = |limit: Option<Duration>| Some(limit?.saturating_sub(begin.elapsed()));
     let mut gates = Vec::new();
-    for region in &regions {
+    for region in regions {
         let gate = region.gate.clone().read_owned();
         gates.push(
             match left(terms.timeout.into_iter().chain(terms.deadline).min()) {
@@ -216,13 +230,25 @@ pub(crate) async fn enter(
         deadline: left(terms.deadline),
         ..terms
     };
-    resume_all(&all_of(&regions)).terms(rest).await?;
-    let mut inside = Vec::new();
-    for (region, gate) in regions.iter().zip(gates) {
-        // It is resident, and the gate keeps it so.
-        inside.push(region.admit(region.region.enter().await?, gate));
+    resume_all(&all_of(regions)).terms(rest).await?;
+    Ok(gates)
+}
+
+/// Waits until no task is inside of any of the regions. It closes no gate while it waits for another: those who wait inside of
+/// one region for memory of another are not kept from it.
+async fn alone(regions: &[Arc<Gated>]) -> Vec<OwnedRwLockWriteGuard<()>> {
+    let mut first = 0;
+    while first < regions.len() {
+        let mut gates = vec![regions[first].gate.clone().write_owned().await];
+        let mut others = (0..regions.len()).filter(|at| *at != first);
+        let taken = |at: usize| regions[at].gate.clone().try_write_owned();
+        let busy = others.find(|at| taken(*at).map(|gate| gates.push(gate)).is_err());
+        match busy {
+            None => return gates,
+            Some(busy) => first = busy,
+        }
     }
-    Ok(inside)
+    Vec::new()
 }
 
 /// Suspends regions as one, once no task is inside of one and all work of the device is complete. Returns the bytes given back.
@@ -231,10 +257,7 @@ pub(crate) async fn enter(
 /// Returns the errors of [`suspend_all`], and an error of the device.
 pub(crate) async fn suspend(regions: Vec<Arc<Gated>>) -> Result<u64, RegionError> {
     let regions = in_order(regions);
-    let mut gates = Vec::new();
-    for region in &regions {
-        gates.push(region.gate.clone().write_owned().await);
-    }
+    let _gates = alone(&regions).await;
     let mut resident = regions.iter().filter(|one| !one.region.is_suspended());
     if let Some(device) = resident.find_map(|region| region.device) {
         let settled = tokio::task::spawn_blocking(|| device.synchronize()).await;
@@ -248,12 +271,13 @@ pub(crate) async fn suspend(regions: Vec<Arc<Gated>>) -> Result<u64, RegionError
 /// Resumes regions as one.
 ///
 /// # Errors
-/// Returns the errors of [`resume_all`].
-pub(crate) fn resume(
-    regions: Vec<Arc<Gated>>,
-    terms: Terms,
-) -> impl Future<Output = Result<(), RegionError>> + Send + 'static {
-    resume_all(&all_of(&regions)).terms(terms).into_future()
+/// Returns the errors of [`resume_all`], and [`RegionError::Busy`] if a suspension does not end in time.
+pub(crate) async fn resume(regions: Vec<Arc<Gated>>, terms: Terms) -> Result<(), RegionError> {
+    // A caller that is inside of them must not wait for a suspension that waits for it.
+    if regions.iter().all(|one| !one.region.is_suspended()) {
+        return Ok(());
+    }
+    resumed(&in_order(regions), terms).await.map(drop)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! All waiting requests of a pool: the [queue](Queue) that decides about them, the waiters that it knows by their positions,
-//! and what follows from its answers.
+//! and the consequences of its answers.
 //!
 //! Each method locks the queue, asks it, and executes the answer: it charges tags, closes and opens the gate, counts how
 //! requests waited, and returns the wakers that its caller calls with the lock released. The gate is closed while any

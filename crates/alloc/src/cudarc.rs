@@ -1,6 +1,7 @@
 //! Plain cudarc: memory of the driver's current pool, for applications without a pool of their own.
 
 use crate::{MemoryBlock, StreamMemory};
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DriverError};
 use std::future::{Future, ready};
 use std::sync::Arc;
@@ -30,7 +31,11 @@ impl MemoryBlock for DriverBlock {
     }
 }
 
-/// Allocates as cudarc does. Nothing waits: where memory is short, the future is ready with the driver's error.
+/// The handle of the per-thread default stream, which is another stream on each thread.
+const PER_THREAD: usize = 2;
+
+/// Allocates as cudarc does. Nothing waits: where memory is short, the future is ready with the driver's error. The per-thread
+/// default stream is refused, since a block can be dropped by another thread.
 // SAFETY: cudarc allocates on the stream, and frees there.
 unsafe impl StreamMemory for Arc<CudaStream> {
     type Stream = Self;
@@ -49,6 +54,9 @@ unsafe impl StreamMemory for Arc<CudaStream> {
     }
 
     fn try_allocate(&self, bytes: u64) -> Result<DriverBlock, DriverError> {
+        if self.cu_stream() as usize == PER_THREAD {
+            return Err(DriverError(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        }
         // The driver refuses zero bytes.
         let bytes = bytes.max(1) as usize;
         // SAFETY: bytes have no invalid values; the trait promises none that are written.

@@ -39,8 +39,9 @@ typedef int32_t weirpool_status;
 /* A pool. */
 typedef struct weirpool_pool weirpool_pool;
 
-/* A stream: a cudaStream_t or CUstream. A null pointer is the legacy default stream. A stream must exist during each call
- * that is given it, and may be destroyed afterwards. The per-thread default stream is refused. */
+/* A stream: a cudaStream_t or CUstream. A null pointer is the legacy default stream of the pool's device, whatever device is
+ * current. A stream must exist during each call that is given it, and may be destroyed afterwards. The per-thread default
+ * stream is refused. */
 typedef void *weirpool_stream;
 
 /* Kinds of memory. */
@@ -97,11 +98,13 @@ typedef struct weirpool_statistics {
 weirpool_status weirpool_create(const weirpool_options *options, weirpool_pool **pool);
 
 /* Ends a pool, once no other call uses it and no call will. NULL does nothing. Memory that was not freed stays allocated for
- * ever, because device work may use it. Other memory goes back to the device when no work can touch it any more. */
+ * ever, because device work may use it, and keeps the pool. Free memory goes back to the device; all of it, once no work can
+ * touch it any more, if everything was freed. */
 void weirpool_destroy(weirpool_pool *pool);
 
 /* Allocates `bytes` bytes for use in the order of `stream`, and waits up to `wait` nanoseconds for memory in the pool's fair
- * queue. Zero bytes are valid. `alignment` is a power of two, or 0: every allocation is aligned to 512 bytes. A thread that waits
+ * queue. Zero bytes are valid. `alignment` is a power of two up to the device's step
+ * (2 MiB on NVIDIA GPUs), or 0: every allocation is aligned to 512 bytes. A thread that waits
  * holds up no other call, but must not hold a lock that threads need before they free. */
 weirpool_status weirpool_allocate(weirpool_pool *pool, void **memory, size_t bytes, size_t alignment, weirpool_stream stream,
                                   uint64_t wait);
@@ -114,7 +117,8 @@ weirpool_status weirpool_free(weirpool_pool *pool, void *memory, weirpool_stream
  * The stream must exist until the memory is freed. */
 weirpool_status weirpool_record_use(weirpool_pool *pool, void *memory, weirpool_stream stream);
 
-/* Allocates memory that any stream, or the host where it sees the memory, may use at once. Otherwise as weirpool_allocate. */
+/* Allocates memory that any stream, or the host where it sees the memory, may use at once. Otherwise as weirpool_allocate; after
+ * that, it waits for the work that used the memory before, however long that takes. */
 weirpool_status weirpool_allocate_sync(weirpool_pool *pool, void **memory, size_t bytes, size_t alignment, uint64_t wait);
 
 /* Frees memory that no work uses any more. NULL does nothing. */
@@ -133,8 +137,9 @@ const char *weirpool_last_error(void);
 /* For a pool of the simulated device, whose work takes real time: makes a stream, which lives as long as the pool. */
 weirpool_status weirpool_sim_stream(weirpool_pool *pool, weirpool_stream *stream);
 
-/* Submits work that stands for a kernel: it takes so many nanoseconds and writes these bytes. A use that nothing orders
- * after the others of the same bytes returns WEIRPOOL_ERROR_UNORDERED, with a description of both. */
+/* Submits work that stands for a kernel: it takes so many nanoseconds and writes these bytes. If nothing orders it after the
+ * other uses of the same bytes, it is submitted nonetheless, and the call returns WEIRPOOL_ERROR_UNORDERED with a description of
+ * both. Of threads that launch at once, another one may be told. */
 weirpool_status weirpool_sim_launch(weirpool_pool *pool, weirpool_stream stream, uint64_t nanoseconds, void *memory, size_t bytes);
 
 #ifdef __cplusplus

@@ -67,7 +67,9 @@ pub(crate) unsafe extern "C" fn weirpool_destroy(pool: *mut CPool) {
     call(|| {
         if !pool.is_null() {
             // SAFETY: it was made by `weirpool_create`, and no other call uses it.
-            drop(unsafe { Box::from_raw(pool) });
+            let pool = unsafe { Box::from_raw(pool) };
+            // Memory that was not freed keeps the pool, and should keep no more than itself.
+            let _ = pool.pool().trim_to(0);
         }
         Ok(())
     });

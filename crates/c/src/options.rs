@@ -2,7 +2,7 @@
 
 use crate::status::Failure;
 use std::ffi::{CStr, c_char};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 use weirpool::{Pool, PoolBuilder, ReleaseThreshold, Statistics, Upstream};
 
@@ -42,12 +42,19 @@ pub(crate) struct Figures {
     device_waits: u64,
 }
 
+/// No version of a struct is larger. A size above this was never set.
+const MOST: usize = 4096;
+
 /// The size of the first version of each struct, which is this one. A version that adds fields keeps these sizes.
 const LEAST_OPTIONS: usize = size_of::<Options>();
 const LEAST_FIGURES: usize = size_of::<Figures>();
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(LEAST_OPTIONS == 48 && LEAST_FIGURES == 104);
+const _: () = {
+    assert!(LEAST_OPTIONS == 48 && LEAST_FIGURES == 104);
+    assert!(offset_of!(Options, capacity) == 16 && offset_of!(Options, name) == 32);
+    assert!(offset_of!(Figures, used) == 32 && offset_of!(Figures, waiting) == 72);
+};
 
 impl Default for Options {
     fn default() -> Self {
@@ -79,7 +86,7 @@ impl Options {
         }
         // SAFETY: guaranteed by the caller.
         let size = unsafe { given.cast::<usize>().read() };
-        if size < LEAST_OPTIONS {
+        if !(LEAST_OPTIONS..=MOST).contains(&size) {
             return Err(Failure::invalid(format_args!(
                 "the size of the options is {size}, not that of `weirpool_options`; initialize them by `WEIRPOOL_OPTIONS`"
             )));
@@ -191,7 +198,7 @@ impl Figures {
         }
         // SAFETY: guaranteed by the caller.
         let size = unsafe { to.cast::<usize>().read() };
-        if size < LEAST_FIGURES {
+        if !(LEAST_FIGURES..=MOST).contains(&size) {
             return Err(Failure::invalid(format_args!(
                 "the size of the statistics is {size}, not that of `weirpool_statistics`; set it before the call"
             )));

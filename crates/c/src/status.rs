@@ -48,7 +48,10 @@ impl From<AllocError> for Failure {
             AllocError::TimedOut { .. } => Status::TimedOut,
             AllocError::TooLarge { .. } => Status::TooLarge,
             AllocError::InvalidAlignment { .. } => Status::InvalidArgument,
-            AllocError::Stream(_) | AllocError::ForeignStream => Status::Stream,
+            AllocError::Stream(_) | AllocError::ForeignStream | AllocError::StreamCaptured => {
+                Status::Stream
+            }
+            AllocError::Device(_) => Status::Device,
             error if matches!(error.class(), ErrorClass::Busy { .. }) => Status::OutOfMemory,
             _ => Status::Device,
         };

@@ -5,7 +5,7 @@
 //! | a function misbehaves, or a panic leaves it; threads race | `c_program_*`, `cpp_program_runs` |
 //! | the header and the library differ | `header_declares_the_functions_of_the_library`, and the sizes in `src/options.rs` |
 //! | the class is no resource of `cuda::mr` | `cpp_program_is_a_resource_of_cccl`, with CCCL |
-//! | streams, frees or waits differ on a GPU | `tests/gpu/run.sh`, on a GPU |
+//! | streams, frees or waits differ on a GPU | the programs of `tests/gpu/build.sh`, on a GPU |
 
 use std::env;
 use std::fs;

@@ -8,13 +8,17 @@ use weirpool::{Pool, Statistics};
 /// The time between two looks at a pool.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// The longest time, after looks that freed nothing.
+const LONGEST: Duration = Duration::from_millis(100);
+
 /// Frees memory of a pool ahead of need, so that a request need not wait for a copy: whenever fewer bytes are left than
 /// `free.start`, it evicts until `free.end` bytes are, or nothing is evictable. [Evictable](weirpool::Evictable) memory is
 /// evicted in the pool's order, whether it is [spillable](crate::Spillable) or not.
 ///
 /// Bytes of the pool's capacity are left that no block, charge or reservation holds, freed ones that are pending among them.
 /// Under a broker, bytes that the pool may still lease are left as well: a request that takes them may wait for other
-/// processes. It looks every millisecond of the device's clock, and evicts between two requests rather than in one. Spawn it
+/// processes. It looks every millisecond of the device's clock, less often while nothing can be evicted (up to 100 ms), and
+/// evicts between two requests rather than in one. Spawn it
 /// beside a service. It ends when the last handle of the pool is dropped, and keeps none itself; dropping it ends it at once.
 ///
 /// ```
@@ -66,13 +70,19 @@ fn keep<M: Fn(&Pool, u64) + Send, L: Fn(&Statistics) -> u64 + Send>(
 ) -> impl Future<Output = ()> + Send + use<M, L> {
     let (device, pool) = (pool.device().clone(), pool.downgrade());
     async move {
+        let mut pause = PAUSE;
         while let Some(pool) = pool.upgrade() {
-            let left = left_of(&pool.inspect().statistics());
-            if left < least {
-                make_room(&pool, left);
-            }
+            let before = left_of(&pool.inspect().statistics());
+            let is_vain = before < least && {
+                make_room(&pool, before);
+                left_of(&pool.inspect().statistics()) <= before
+            };
+            pause = match is_vain {
+                true => (pause * 2).min(LONGEST),
+                false => PAUSE,
+            };
             drop(pool);
-            Sleep::after(&device, PAUSE).await;
+            Sleep::after(&device, pause).await;
         }
     }
 }

@@ -131,3 +131,40 @@ fn tasks_that_enter_several_regions_and_suspensions_of_them_end() {
     tasks.into_iter().for_each(ended);
     drop(blocks);
 }
+
+#[test]
+fn suspension_closes_no_region_while_it_waits_for_another() {
+    let (pool, _stream, one) = region();
+    let other = Gated::new(&pool, "other", &Shape::default(), None).unwrap();
+    for (busy, idle) in [(&one, &other), (&other, &one)] {
+        let inside = busy.try_enter().unwrap();
+        let suspending = on_a_thread(suspend(vec![one.clone(), other.clone()]));
+        std::thread::sleep(Duration::from_millis(50));
+        let entered = on_a_thread(enter(vec![idle.clone()], Terms::default()));
+        drop(ended(entered).unwrap());
+        assert!(!suspending.is_finished());
+        drop(inside);
+        ended(suspending).unwrap();
+        block_on(resume(vec![one.clone(), other.clone()], Terms::default())).unwrap();
+    }
+}
+
+#[test]
+fn suspension_comes_after_a_resume_that_waits_for_memory() {
+    let (pool, stream, region) = region();
+    let inside = region.try_enter().unwrap();
+    let block = inside.allocate(&stream, MIB, LONG).unwrap();
+    drop(inside);
+    block_on(suspend(vec![region.clone()])).unwrap();
+    let all = pool.try_allocate(&stream, 128 * MIB).unwrap();
+    let resuming = on_a_thread(resume(vec![region.clone()], Terms::default()));
+    std::thread::sleep(Duration::from_millis(50));
+    let suspending = on_a_thread(suspend(vec![region.clone()]));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!resuming.is_finished() && !suspending.is_finished());
+    drop(all);
+    ended(resuming).unwrap();
+    assert_eq!(ended(suspending), Ok(32 * MIB));
+    assert!(region.region().is_suspended());
+    drop(block);
+}
