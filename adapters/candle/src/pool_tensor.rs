@@ -22,7 +22,7 @@ use weirpool::Block;
 #[derive(Debug)]
 pub struct PoolTensor {
     tensor: Tensor,
-    /// The block, and what is in its place in the storage from the drop on. Taken when this is dropped.
+    /// The block, and the placeholder that the drop puts into the storage instead. Taken when this is dropped.
     held: Option<(Block, CudaSlice<u8>)>,
 }
 
