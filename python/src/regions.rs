@@ -234,7 +234,7 @@ async fn resumed(
     Ok(gates)
 }
 
-/// Waits until no task is inside of any of the regions. It closes no gate while it waits for another: those who wait inside of
+/// Waits until no task is inside of any of the regions. It closes no gate while it waits for another: tasks that wait inside of
 /// one region for memory of another are not kept from it.
 async fn alone(regions: &[Arc<Gated>]) -> Vec<OwnedRwLockWriteGuard<()>> {
     let mut first = 0;
