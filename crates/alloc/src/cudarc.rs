@@ -1,8 +1,7 @@
 //! Plain cudarc: memory of the driver's current pool, for applications without a pool of their own.
 
 use crate::{MemoryBlock, StreamMemory};
-use cudarc::driver::sys::CUresult;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DriverError};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DriverError, sys::CUresult};
 use std::future::{Future, ready};
 use std::sync::Arc;
 use weirpool::device::DeviceAddress;
@@ -31,9 +30,6 @@ impl MemoryBlock for DriverBlock {
     }
 }
 
-/// The handle of the per-thread default stream, which is another stream on each thread.
-const PER_THREAD: usize = 2;
-
 /// Allocates as cudarc does. Nothing waits: where memory is short, the future is ready with the driver's error. The per-thread
 /// default stream is refused, since a block can be dropped by another thread.
 // SAFETY: cudarc allocates on the stream, and frees there.
@@ -54,8 +50,9 @@ unsafe impl StreamMemory for Arc<CudaStream> {
     }
 
     fn try_allocate(&self, bytes: u64) -> Result<DriverBlock, DriverError> {
-        if self.cu_stream() as usize == PER_THREAD {
-            return Err(DriverError(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        // The handle of the per-thread default stream, which is another stream on each thread.
+        if self.cu_stream() as usize == 2 {
+            CUresult::CUDA_ERROR_NOT_SUPPORTED.result()?;
         }
         // The driver refuses zero bytes.
         let bytes = bytes.max(1) as usize;
