@@ -1,8 +1,8 @@
 //! The load of the server, for load balancers: HAProxy's agent checks, and the header that Envoy reads.
 //!
 //! An agent check is a connection that gets one line: `drain` while the server shuts down, `down` once it must be restarted,
-//! and otherwise `up` with the part of its weight that the server asks for. For its first
-//! seconds it says `ready` as well, which takes back the `drain` of the server before it, and that of an operator
+//! and otherwise `up` with the part of its weight that the server asks for. In the first seconds of the server the line begins
+//! with `ready`, which takes back the `drain` of the server before it, and that of an operator
 //! ([HAProxy](https://docs.haproxy.org/2.6/configuration.html#5.2-agent-check)). The header is a report of the load in the
 //! text format of ORCA ([xDS](https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto)).
 

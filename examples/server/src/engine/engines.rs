@@ -177,14 +177,14 @@ impl Engine {
         let used = statistics.used.current;
         let taken = used - statistics.evictable.min(used) + statistics.charged;
         let fits = taken.saturating_add(bytes) <= statistics.leased;
-        // Those over the limit of their tenant are listed last, and hold nobody up.
+        // Requests over the limit of their tenant are listed last, and delay no other.
         let first = self.pool.inspect().waiting_requests(1);
         let waits_any = first.first().is_some_and(|first| !first.is_over_limit);
         let for_memory = match fits && !waits_any {
             true => Duration::ZERO,
             false => {
                 let expected = self.pool.inspect().expected_wait(bytes);
-                // Too few have waited to tell: each of those before it takes a step at least.
+                // Too few requests have waited for an estimate: each one before this takes at least a step.
                 let before = statistics.waits.waiting as u32 + 1;
                 expected.unwrap_or_else(|| self.step().saturating_mul(before))
             }
