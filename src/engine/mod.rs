@@ -20,7 +20,7 @@
 //! | `search`, `recipient` | executes the [search policy](crate::heap::Sequence) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `draw`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `draw`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `order` | memory of graphs: allocations and frees in the order of a captured stream |
 //! | `allocation` | a block on its way to its user; counts of device calls |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that an ordered source of segments takes |
@@ -33,23 +33,17 @@
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
-//! | `evictables` | memory that can be taken back from its user |
-//! | `lease` | the part of the capacity that a source lends |
-//! | `announcer`, `walk` | tells observers; all blocks at one moment |
+//! | `walk` | all blocks at one moment |
 //! | `figures` | how the pool's figures are read |
 
 pub(crate) mod access;
 mod allocation;
-mod announcer;
 pub(crate) mod charging;
 mod draw;
-mod evictables;
 pub(crate) mod figures;
 mod fill;
 mod filling;
 pub(crate) mod keeping;
-mod kept;
-mod lease;
 pub(crate) mod maintenance;
 mod mode;
 pub(crate) mod order;
@@ -70,16 +64,11 @@ pub(crate) mod supply;
 mod teardown;
 mod walk;
 
-pub(crate) use crate::lane::AccessScope;
-pub(crate) use crate::lane::Lanes;
+pub(crate) use crate::lane::{AccessScope, Kept, Lanes, ReservationState};
 pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
-pub(crate) use announcer::Announcer;
-pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
-pub(crate) use kept::{Kept, ReservationState};
-pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, NoMemory};
 pub(crate) use parts::{Part, Parts};
@@ -90,6 +79,8 @@ pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub(crate) use walk::HeapWalk;
+pub(crate) use weirpool_measure::announcer::{self, Announcer};
+pub(crate) use weirpool_recall::{Candidate, Evict, Group, Home, Lease, Lender, ListPosition};
 pub(crate) use weirpool_segments::PlainMemory;
 pub use weirpool_segments::Upstream;
 

@@ -2,7 +2,6 @@
 
 use super::drains::Drains;
 use super::funnel::{Funnel, Member, wake_all};
-use super::link::Link;
 use super::spawned::Spawned;
 use super::waiter::Waiter;
 use super::waiters::{Displaced, Waiters};
@@ -16,6 +15,7 @@ use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::seam::Fact;
+use crate::sync::Link;
 use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::timer::{Deadline, Timer};
 use std::fmt;

@@ -1,0 +1,16 @@
+//! What can be taken back around a pool of weirpool. It knows no waiting request, and calls no device.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `capacity_source` | the trait for a source that lends capacity to a pool |
+//! | `lease` | the part of the capacity that it lends |
+//! | `evictables` | memory that the pool may take back from its users, and which of it goes first |
+#![deny(unsafe_code)]
+
+mod capacity_source;
+mod evictables;
+mod lease;
+
+pub use capacity_source::{ApplyBounds, BoundedPool, Bounds, CapacitySource, Holding, Joining};
+pub use evictables::{Candidate, Evict, Evictables, Group, Home, ListPosition};
+pub use lease::{Lease, Lender};
