@@ -5,14 +5,13 @@
 //! | `take`, `take_at_once` | a block cached | granted; no longer unsealed, if it was freed under the open ticket |
 //! | `keep_at_once` | a block used | cached under the open ticket |
 //! | `count_use` | a block used | freed under the open ticket; the caller caches it, or passes it to the heap |
-//! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
+//! | `close_if_recordable` | the open ticket | closed; the next one is open, and nothing is unsealed |
 //! | `begin_capture`, `end_capture` (in `StreamCache`) | the stream runs its work, or is captured | it is captured: nothing is cached, and no ticket is closed; or it runs its work |
 //! | `retire` (in `StreamCache`) | the stream has a handle | it has none: nothing is cached any more |
 
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
 use super::count::{BlockEvent, Counters};
-use super::shards::Shards;
 use super::slot::{Contents, Slot};
 use crate::id::{StreamId, Ticket};
 use crate::measure::Source;
@@ -96,29 +95,19 @@ impl StreamState {
         self.cache.open
     }
 
-    /// Returns whether a block was freed under the open ticket, here or to a shard, or the last record failed.
-    pub(super) fn is_dirty_with(&self, shards: &Shards) -> bool {
-        self.is_dirty || shards.is_dirty()
-    }
-
-    fn close(&mut self, shards: &Shards) -> Closed {
-        let (ticket, was_dirty) = (self.cache.open, self.is_dirty);
-        self.cache.join(ticket.next());
-        self.is_dirty = false;
-        let covers_frees = shards.mark_closed(self.cache.open) || was_dirty;
-        Closed {
-            ticket,
-            covers_frees,
-        }
-    }
-
     /// Closes the open ticket, if an event can prove it now. The host's tickets are complete from the start, and those of
     /// a captured stream stay open until the capture is over.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn close_if_recordable(&mut self, shards: &Shards) -> Option<Closed> {
-        let is_recordable = !self.is_host && self.capture.is_none();
-        is_recordable.then(|| self.close(shards))
+    pub(super) fn close_if_recordable(&mut self) -> Option<Closed> {
+        if self.is_host || self.capture.is_some() {
+            return None;
+        }
+        let ticket = self.cache.open;
+        self.cache.join(ticket.next());
+        let covers_frees = std::mem::take(&mut self.is_dirty);
+        Some(Closed {
+            ticket,
+            covers_frees,
+        })
     }
 }
 
