@@ -19,8 +19,7 @@
 //! |---|---|
 //! | `lane` | a registered stream: all of these |
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
-//! | `state` | the state that the lane's lock guards: the cache, and the open ticket |
-//! | `slot` | the lock, which outlives its lane |
+//! | `state` | the state that the lane's lock guards: the cache, and the open ticket; the lock, which outlives its lane |
 //! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `capture` | a stream that is captured into a graph |
@@ -65,7 +64,6 @@ mod own_calls;
 mod pace;
 mod retired;
 mod shards;
-mod slot;
 mod spacing;
 mod spares;
 mod state;

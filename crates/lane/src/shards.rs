@@ -14,7 +14,7 @@
 use super::block::{CachedBlock, Fit, Use};
 use super::cache::{Cache, CacheBounds};
 use super::count::{BlockEvent, Counts};
-use super::slot::{Contents, OwnedSlot, Slot};
+use super::state::{Contents, OwnedSlot, Slot};
 use crate::id::Ticket;
 use crate::measure::Source;
 use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};

@@ -34,10 +34,7 @@ impl WatchedTransfer {
         assert_unlocked("watch");
         let event = self.unwatched().event();
         // SAFETY: the event lives as long as the transfer, which is dropped after its watch is cancelled.
-        #[allow(
-            unsafe_code,
-            reason = "device call on an event that the transfer keeps"
-        )]
+        #[allow(unsafe_code, reason = "device call on the transfer's event")]
         let watch = unsafe { self.device.watch(event, waker) };
         self.watch = Some(watch);
     }
