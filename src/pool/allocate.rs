@@ -55,7 +55,7 @@ impl<'a> Borrowed<'a> {
     pub(crate) fn new(pool: &'a Pool, stream: &'a Stream) -> Self {
         Self {
             pool,
-            registration: stream.registration(),
+            registration: &stream.registration,
         }
     }
 }
@@ -80,7 +80,7 @@ impl Handles for Owned {
 
     #[inline(always)]
     fn registration(&self) -> &Arc<Registration> {
-        self.stream.registration()
+        &self.stream.registration
     }
 }
 

@@ -85,7 +85,7 @@ use std::panic::Location;
 impl Stream {
     /// Returns the pool that the stream is registered with.
     pub fn pool(&self) -> Pool {
-        Pool::of_presence(self.registration().presence.clone())
+        Pool::of_presence(self.registration.presence.clone())
     }
 }
 
@@ -282,7 +282,7 @@ impl Pool {
     #[track_caller]
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();
-        match plain_case::take_at_once(self, stream.registration(), bytes, 1) {
+        match plain_case::take_at_once(self, &stream.registration, bytes, 1) {
             Some(block) => Ok(block),
             None => self.try_allocate_slowly(stream, bytes, location),
         }
@@ -296,7 +296,7 @@ impl Pool {
         bytes: u64,
         location: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
-        match plain_case::take_cached(self, stream.registration(), bytes, 1) {
+        match plain_case::take_cached(self, &stream.registration, bytes, 1) {
             Some(block) => Ok(block),
             None => {
                 let kind = ForBlock::new(Borrowed::new(self, stream), bytes);

@@ -112,7 +112,7 @@ impl Reservation {
         layout: impl Into<Layout>,
     ) -> Result<Block, AllocError> {
         let (layout, location) = (layout.into(), Location::caller());
-        let registration = stream.registration();
+        let registration = &stream.registration;
         let presence = self.reserved().presence();
         presence.expect_own(registration, location)?;
         let demand = layout.demand(&presence.service.engine, None)?;

@@ -59,21 +59,14 @@ impl<'s> AccessOrder<'s> {
     /// Holds the memory of a block until the work is submitted.
     fn hold(&mut self, block: &Block) -> Result<(), StreamError> {
         self.held
-            .extend(block.uses().hold_for(self.stream.registration())?);
+            .extend(block.uses().hold_for(&self.stream.registration)?);
         Ok(())
     }
 
     /// # Errors
     /// Returns an error if work of the host is to use memory that it does not see. A stream uses memory of its own pool.
     fn expect_seen(&self) -> Result<(), StreamError> {
-        let kind = self
-            .stream
-            .registration()
-            .service
-            .engine
-            .shared
-            .settings
-            .kind;
+        let kind = self.stream.registration.service.engine.shared.settings.kind;
         match self.uses.is_some() && !kind.is_seen_by_host() {
             true => Err(StreamError::UnseenByHost),
             false => Ok(()),
