@@ -22,7 +22,7 @@
 //! | `parts` | several blocks, all or none |
 //! | `draw`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `order` | memory of graphs: allocations and frees in the order of a captured stream |
-//! | `allocation` | a block on its way to its user; counts of device calls |
+//! | `allocation` | a block on its way to its user |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that an ordered source of segments takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
@@ -65,7 +65,7 @@ mod teardown;
 mod walk;
 
 pub(crate) use crate::lane::{AccessScope, Kept, Lanes, ReservationState};
-pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
+pub(crate) use allocation::{Allocation, Allocations};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};

@@ -11,6 +11,7 @@
 //! | `shortfall` | the state of a pool when a request could not be served |
 //! | `waiting_request` | a request that waits |
 //! | `pool_info` | the description and the health of a pool |
+//! | `device_counters` | counts of device calls |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `trimmed` | how far a release of memory got |
 //! | `heuristic` | when to coalesce, decided from the figures |
@@ -21,6 +22,7 @@
 mod account;
 pub mod announcer;
 mod blocks;
+mod device_counters;
 mod error;
 mod heuristic;
 mod histogram;
@@ -41,6 +43,7 @@ mod waits;
 
 pub use account::{Account, Accounts, LimitReached};
 pub use blocks::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
+pub use device_counters::DeviceCounters;
 pub use error::{
     AccessError, AllocError, BuildError, CopyError, DrainError, EnqueueError, ErrorClass,
     SourceError, StreamError, SubmitError, TaskError,
