@@ -351,7 +351,7 @@ impl StreamCache {
             ticket,
             is_kept: true,
             closed: seals
-                .then(|| self.close_if_recordable(&mut self.state.lock()))
+                .then(|| close_ticket(&mut self.state.lock(), &self.shards))
                 .flatten(),
         }
     }
@@ -370,7 +370,7 @@ impl StreamCache {
         // further call.
         let may_wait = is_large && !self.is_external;
         let is_due = state.cache.unsealed > self.spacing.bound() && !may_wait;
-        let closed = (is_bypassed || is_due).then(|| self.close_if_recordable(&mut state));
+        let closed = (is_bypassed || is_due).then(|| close_ticket(&mut state, &self.shards));
         self.mark_owed(&state);
         Freed {
             ticket,
@@ -406,7 +406,7 @@ impl StreamCache {
         self.activity.begin();
         let ticket = state.count_use(bytes);
         let seals = self.is_bypassed() || state.cache.unsealed > self.spacing.bound();
-        let closed = seals.then(|| self.close_if_recordable(&mut state));
+        let closed = seals.then(|| close_ticket(&mut state, &self.shards));
         self.mark_owed(&state);
         Freed {
             ticket,
@@ -505,39 +505,21 @@ impl StreamCache {
     /// Returns the last closed ticket, and whether a freed block is not covered by any event.
     pub fn last_closed(&self) -> (Ticket, bool) {
         let state = self.state.lock();
-        (state.cache.open.previous(), self.is_dirty(&state))
+        (
+            state.cache.open.previous(),
+            is_dirty_with(&state, &self.shards),
+        )
     }
 
     /// Closes the open ticket; `None` while the stream is captured, or if a freed block is `needed` that no event covers,
     /// and there is none. The host's tickets are not closed.
     pub(super) fn close(&self, needed: bool) -> Option<Closed> {
         let mut state = self.state.lock();
-        if needed && !self.is_dirty(&state) {
+        if needed && !is_dirty_with(&state, &self.shards) {
             return None;
         }
         self.activity.begin();
-        self.close_if_recordable(&mut state)
-    }
-
-    /// Closes the open ticket, if an event can prove it now.
-    #[cold]
-    #[inline(never)]
-    fn close_if_recordable(&self, state: &mut StreamState) -> Option<Closed> {
-        let mut closed = state.close_if_recordable()?;
-        if let Some(shards) = self.shards.get() {
-            closed.covers_frees |= shards.mark_closed(state.cache.open);
-        }
-        Some(closed)
-    }
-
-    /// Returns whether a block was freed under the open ticket, to the state or to a shard, or the last record failed.
-    fn is_dirty(&self, state: &StreamState) -> bool {
-        state.is_dirty || self.shards.get().is_some_and(Shards::is_dirty)
-    }
-
-    /// Returns the shards, if there are any.
-    fn all_shards(&self) -> impl Iterator<Item = &Slot<Shard>> {
-        self.shards.get().into_iter().flat_map(Shards::all)
+        close_ticket(&mut state, &self.shards)
     }
 
     /// Returns whether a free left more bytes unsealed than the bound, and they are still unsealed.
@@ -562,7 +544,7 @@ impl StreamCache {
     /// Returns whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
     pub(super) fn is_done(&self, completed: Ticket) -> bool {
         let state = self.state.lock();
-        let is_dirty = self.is_dirty(&state);
+        let is_dirty = is_dirty_with(&state, &self.shards);
         let is_quiet = !is_dirty && state.visitors == 0;
         state.is_retired && is_quiet && completed >= state.cache.open.previous()
     }
@@ -575,7 +557,7 @@ impl StreamCache {
             let is_empty = std::iter::once(&state.cache)
                 .chain(in_shards)
                 .all(Cache::is_empty);
-            let is_dirty = self.is_dirty(state);
+            let is_dirty = is_dirty_with(state, &self.shards);
             if is_empty && !is_dirty && completed >= state.cache.open.previous() {
                 self.activity.end();
             }
@@ -586,7 +568,7 @@ impl StreamCache {
     /// constant time.
     pub(super) fn pending_blocks(&self, completed: Ticket) -> usize {
         self.with_all(|state, shards| {
-            let is_dirty = self.is_dirty(state);
+            let is_dirty = is_dirty_with(state, &self.shards);
             if !is_dirty && completed >= state.cache.open.previous() {
                 return 0;
             }
@@ -606,7 +588,7 @@ impl StreamCache {
 impl StreamCache {
     /// Returns whether blocks are cached, or may be at any time without the engine's hearing of it.
     pub fn may_keep_unnoticed(&self) -> bool {
-        let mut shards = self.all_shards();
+        let mut shards = slots_of(&self.shards);
         let may_shard = |shard: &Slot<Shard>| !shard.lock().cache.is_empty();
         !self.state.lock().cache.is_empty() || shards.any(may_shard)
     }
@@ -620,7 +602,7 @@ impl StreamCache {
         let mut cached = self.state.lock().cache.flush(which);
         // Shards keep no large blocks.
         if !matches!(which, Flush::Large) {
-            let shards = self.all_shards();
+            let shards = slots_of(&self.shards);
             shards.for_each(|shard| cached.append(&mut shard.lock().cache.flush(which)));
         }
         cached
@@ -647,7 +629,7 @@ impl StreamCache {
     pub fn cached(&self) -> Vec<(BlockId, Ticket)> {
         let named = |cached: CachedBlock| (cached.id, cached.ticket);
         let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
-        for shard in self.all_shards() {
+        for shard in slots_of(&self.shards) {
             all.extend(shard.lock().cache.all().map(named));
         }
         all
@@ -691,9 +673,30 @@ impl StreamCache {
     /// seen without its grant. The state's lock is taken before the shards'; nothing takes them the other way around.
     fn with_all<R>(&self, read: impl FnOnce(&mut StreamState, &mut [Guard<'_, Shard>]) -> R) -> R {
         let mut state = self.state.lock();
-        let mut shards: Vec<_> = self.all_shards().map(Slot::lock).collect();
+        let mut shards: Vec<_> = slots_of(&self.shards).map(Slot::lock).collect();
         read(&mut state, &mut shards)
     }
+}
+
+/// Closes the open ticket, if an event can prove it now.
+#[cold]
+#[inline(never)]
+fn close_ticket(state: &mut StreamState, shards: &OnceLock<Shards>) -> Option<Closed> {
+    let mut closed = state.close_if_recordable()?;
+    if let Some(shards) = shards.get() {
+        closed.covers_frees |= shards.mark_closed(state.cache.open);
+    }
+    Some(closed)
+}
+
+/// Returns whether a block was freed under the open ticket, to the state or to a shard, or the last record failed.
+fn is_dirty_with(state: &StreamState, shards: &OnceLock<Shards>) -> bool {
+    state.is_dirty || shards.get().is_some_and(Shards::is_dirty)
+}
+
+/// Returns the shards behind their locks, if there are any.
+fn slots_of(shards: &OnceLock<Shards>) -> impl Iterator<Item = &Slot<Shard>> {
+    shards.get().into_iter().flat_map(Shards::all)
 }
 
 fn sum(shards: &[Guard<'_, Shard>]) -> Counts {
@@ -728,7 +731,7 @@ mod tests {
                 if is_sharded {
                     cache.share();
                 }
-                let shards = cache.all_shards();
+                let shards = slots_of(&cache.shards);
                 let shards = shards.map(|shard| std::ptr::from_ref(shard).addr());
                 let state = std::ptr::from_ref::<Slot<StreamState>>(&cache.state).addr();
                 let locks: Vec<_> = shards.chain([state]).collect();

@@ -2,8 +2,7 @@
 
 use crate::{Arc, ForeignOption, Guards};
 
-/// The service that a waker or a future acts on, until the link is cut: a waker that the device or a dead runtime still
-/// holds must not keep the pool alive.
+/// The service that a waker or a future acts on, until the link is cut. A waker that outlives its use keeps no pool alive.
 #[derive(Debug)]
 pub struct Link<T>(Arc<ForeignOption<Arc<T>>>);
 
