@@ -291,7 +291,7 @@ impl Block {
     fn own<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Registration>, StreamError> {
         let is_own = stream.is_of_pool(self.registration()) && !self.is_out_of_reach(stream);
         is_own
-            .then(|| &stream.registration)
+            .then_some(&stream.registration)
             .ok_or_else(|| why_not(self, stream))
     }
 }
