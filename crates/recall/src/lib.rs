@@ -6,6 +6,10 @@
 //! | `lease` | the part of the capacity that it lends |
 //! | `evictables` | memory that the pool may take back from its users, and which of it goes first |
 #![deny(unsafe_code)]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "the documentation is read beside the source"
+)]
 
 mod capacity_source;
 mod evictables;
