@@ -49,6 +49,7 @@ impl Default for KeepingReservations {
 
 impl KeepingReservations {
     /// Locks the list.
+    #[inline]
     pub fn lock(&self) -> Guard<'_, BTreeMap<ReservationId, Arc<Mutex<ReservationState>>>> {
         self.0.lock()
     }
@@ -61,6 +62,7 @@ impl Kept {
 
 impl ReservationState {
     /// Creates the state of a reservation of `size` bytes, all of which are left.
+    #[inline]
     pub fn of_size(size: u64) -> Arc<Mutex<Self>> {
         let state = Self {
             size,

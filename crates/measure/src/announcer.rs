@@ -87,6 +87,7 @@ impl Announcer {
     }
 
     /// Returns the time of facts that are noted soon, if there are observers. No lock is held.
+    #[inline]
     pub fn time(&self) -> Option<Duration> {
         self.is_open().then(|| self.device.now())
     }
@@ -102,10 +103,15 @@ impl Announcer {
     }
 
     /// Tells facts that were noted. No lock is held.
+    #[inline]
     pub fn tell_noted(&self, noted: Option<Noted>) {
-        let Some(noted) = noted else {
-            return;
-        };
+        if let Some(noted) = noted {
+            self.tell_all(noted);
+        }
+    }
+
+    #[cold]
+    fn tell_all(&self, noted: Noted) {
         for (number, fact) in (noted.first..).zip(noted.facts) {
             self.tell_event(&Event {
                 number,

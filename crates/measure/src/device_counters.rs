@@ -40,42 +40,50 @@ impl Default for DeviceCounters {
 
 impl DeviceCounters {
     /// Notes that this many bytes more are set aside for graphs.
+    #[inline]
     pub fn graphs_grew(&self, bytes: u64) {
         self.graphs.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Notes that this many bytes less are set aside for graphs.
+    #[inline]
     pub fn graphs_shrank(&self, bytes: u64) {
         self.graphs.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Returns the bytes that are set aside for graphs.
+    #[inline]
     pub fn in_graphs(&self) -> u64 {
         self.graphs.load(Ordering::Relaxed)
     }
 
     /// Notes that this many bytes more of foreign memory are in blocks.
+    #[inline]
     pub fn foreign_grew(&self, bytes: u64) {
         self.foreign.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Notes that this many bytes less of foreign memory are in use.
+    #[inline]
     pub fn foreign_shrank(&self, bytes: u64) {
         self.foreign.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Returns the bytes of foreign memory that blocks have, or had while work may use it.
+    #[inline]
     pub fn foreign(&self) -> u64 {
         self.foreign.load(Ordering::Relaxed)
     }
 
     /// Notes that an absence of `before` bytes is one of `now` bytes.
+    #[inline]
     pub fn suspended(&self, before: u64, now: u64) {
         self.suspended.fetch_add(now, Ordering::Relaxed);
         self.suspended.fetch_sub(before, Ordering::Relaxed);
     }
 
     /// Returns the bytes of foreign memory that is absent.
+    #[inline]
     pub fn in_absence(&self) -> u64 {
         self.suspended.load(Ordering::Relaxed)
     }

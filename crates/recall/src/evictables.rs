@@ -257,6 +257,7 @@ impl Evictables {
     }
 
     /// Returns the bytes on the list that are of a group.
+    #[inline]
     pub fn bytes_of(&self, group: Group) -> u64 {
         let list = self.list.lock();
         list.groups.get(&group).map_or(0, |(_, bytes)| *bytes)

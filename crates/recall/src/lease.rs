@@ -95,12 +95,14 @@ impl Lease {
     }
 
     /// Begins a pass over the queue, whose needs replace those of earlier ones.
+    #[inline]
     pub fn begin_turn(&self, turn: u64) {
         self.turn.store(turn, Ordering::Relaxed);
     }
 
     /// Sets the grants that the bounds include, and the bytes that may be held; with `is_binding`, they bound the memory
     /// in use as well. Called under the heap's lock.
+    #[inline]
     pub fn set(&self, granted: u64, bytes: u64, is_binding: bool) {
         let most_in_use = if is_binding { bytes } else { u64::MAX };
         self.granted.store(granted, Ordering::Relaxed);
@@ -109,6 +111,7 @@ impl Lease {
 
     /// Returns the bytes that must have been granted before this many may be in use; `None` if they may be now. Called
     /// under the heap's lock.
+    #[inline]
     pub fn wanted_for_use(&self, in_use: u64) -> Option<u64> {
         let most = self.most_in_use.load(Ordering::Relaxed);
         self.wanted(in_use.saturating_sub(most))
@@ -116,6 +119,7 @@ impl Lease {
 
     /// Returns the bytes that must have been granted where a bound lacks that many; `None` if it lacks none. Called
     /// under the heap's lock.
+    #[inline]
     pub fn wanted(&self, lacking: u64) -> Option<u64> {
         (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
     }
@@ -144,6 +148,7 @@ impl Lease {
     }
 
     /// Notes that no request waits.
+    #[inline]
     pub fn withdraw(&self) {
         if let Some(lender) = &self.lender
             && self.asked.load(Ordering::Relaxed) > 0
@@ -154,6 +159,7 @@ impl Lease {
     }
 
     /// Returns whether the source has been asked for more, and has not granted it.
+    #[inline]
     pub fn is_asking(&self) -> bool {
         self.asked.load(Ordering::Relaxed) > self.granted.load(Ordering::Relaxed)
     }

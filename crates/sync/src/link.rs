@@ -20,6 +20,7 @@ impl<T> Link<T> {
     }
 
     /// Returns the service, until the link is cut.
+    #[inline]
     pub fn service(&self) -> Option<Arc<T>> {
         self.0.read(|service| service.cloned())
     }
