@@ -66,6 +66,7 @@ mod walk;
 
 pub(crate) use crate::lane::{AccessScope, Kept, Lanes, ReservationState};
 pub(crate) use allocation::{Allocation, Allocations};
+pub(crate) use draw::Draw;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
@@ -84,9 +85,9 @@ pub(crate) use weirpool_recall::{Candidate, Evict, Group, Home, Lease, Lender, L
 pub(crate) use weirpool_segments::PlainMemory;
 pub use weirpool_segments::Upstream;
 
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::error::BuildError;
-use crate::heap::{self, Placement, Ranges, Request};
+use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 pub(crate) use crate::lane::Use;
 use crate::lane::{Flush, Lane};
@@ -94,8 +95,6 @@ use crate::measure::Waits;
 pub use crate::measure::{CoalesceHeuristic, Hits, Source, Statistics, Trimmed};
 use crate::sync::{Arc, plain, yield_now};
 use crate::timer::Timer;
-use draw::Draw;
-use recipient::Recipient;
 use search::Search;
 use std::time::{Duration, Instant};
 use walk::Walk;
@@ -167,79 +166,6 @@ impl Engine {
             mode,
         };
         search.run()
-    }
-
-    /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
-    /// nothing else helps, or in exchange for its pieces if it has enough bytes but no block that is large enough.
-    ///
-    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
-    /// that exchange, as for a lock: part of those pieces may come back.
-    ///
-    /// # Errors
-    /// Returns an error if the reservation has too little, or the device fails; the memory is in the reservation again.
-    pub(crate) fn draw(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Allocation, NoMemory> {
-        self.drawing(lane, reservation, request)?.run()
-    }
-
-    /// Allocates from a reservation whose other blocks stay where they are, for use in the order of the lane's stream:
-    /// behind a wait on the device if nothing else helps. `None` if it has too little.
-    ///
-    /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
-    pub(crate) fn draw_in_place(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Option<Allocation>, DeviceError> {
-        self.drawing(lane, reservation, request)?.run_in_place()
-    }
-
-    /// Allocates exactly the requested bytes from `start` of a reservation, for use in the order of the lane's stream.
-    /// `None` if they are allocated, not the reservation's, or pending without a way to wait for them.
-    ///
-    /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
-    pub(crate) fn draw_at(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        (start, request): (u64, Request),
-    ) -> Result<Option<Allocation>, DeviceError> {
-        self.drawing(lane, reservation, request)?.run_at(start)
-    }
-
-    /// Allocates from a reservation as [`draw`](Self::draw) does, but only in exchange for other memory of it, which is not
-    /// in those ranges. They are current while the function says so. `None` if there is too little.
-    ///
-    /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
-    pub(crate) fn draw_in_exchange(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-        held: (&Ranges, &dyn Fn() -> bool),
-    ) -> Result<Option<Allocation>, DeviceError> {
-        self.drawing(lane, reservation, request)?
-            .run_in_exchange(held)
-    }
-
-    /// Begins a draw. The reuse policy does not matter to memory that belongs to one holder.
-    fn drawing<'a>(
-        &'a self,
-        lane: &'a Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Draw<'a>, DeviceError> {
-        self.shared.expect_sound()?;
-        let to = Recipient::new(self, lane, lane.timeline.clock());
-        Ok(Draw::new(to, reservation, request))
     }
 
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.

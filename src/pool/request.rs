@@ -409,11 +409,9 @@ impl<K: Kind> Request<K> {
 
     fn caller(&self, waited: bool) -> Caller {
         Caller {
-            location: self.location,
             waited,
-            is_captured: false,
-            shares_with_graphs: false,
             fill: self.wish.fill,
+            ..Caller::at(self.location)
         }
     }
 

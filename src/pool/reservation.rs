@@ -119,13 +119,7 @@ impl Reservation {
         if registration.lane.cache.is_captured() {
             return Err(AllocError::StreamCaptured);
         }
-        let caller = Caller {
-            location,
-            waited: false,
-            is_captured: false,
-            shares_with_graphs: false,
-            fill: None,
-        };
+        let caller = Caller::at(location);
         if let Some(block) = Block::kept(registration, &demand, caller, self.reserved()) {
             return block;
         }
