@@ -90,7 +90,7 @@ use crate::error::BuildError;
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Flush, Lane};
+use crate::lane::{Flush, Gate, Lane};
 use crate::measure::Waits;
 pub use crate::measure::{CoalesceHeuristic, Hits, Source, Statistics, Trimmed};
 use crate::sync::{Arc, plain, yield_now};
@@ -120,10 +120,10 @@ impl Engine {
         settings: Settings,
         others: OtherPools,
         publisher: plain::Arc<dyn Publish>,
-        waits: plain::Arc<Waits>,
+        (waits, gate): (plain::Arc<Waits>, Gate),
         timer: &plain::Arc<Timer>,
     ) -> Result<Self, BuildError> {
-        let shared = Shared::new(device, settings, publisher, waits);
+        let shared = Shared::new(device, settings, publisher, waits, gate);
         let engine = Self {
             store: HeapStore::new(&shared),
             streams: Streams::new(&shared),

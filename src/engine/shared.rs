@@ -8,7 +8,6 @@ use crate::lane::{CacheBounds, Gate};
 use crate::measure::Waits;
 use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
-use crossbeam_utils::CachePadded;
 use weirpool_measure::DeviceCounters;
 
 /// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
@@ -112,10 +111,11 @@ impl Shared {
         settings: Settings,
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
+        gate: Gate,
     ) -> Self {
         Self {
             capabilities: device.capabilities(),
-            gate: Gate::new(CachePadded::new(SharedState::new(0))),
+            gate,
             measurements: Mutex::new(Guards::Registry, 0),
             publisher,
             counters: DeviceCounters::default(),
