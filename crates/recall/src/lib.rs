@@ -1,4 +1,5 @@
-//! What can be taken back around a pool of weirpool. It knows no waiting request, and calls no device.
+//! Recalls: a source takes capacity back from a pool of weirpool, and the pool takes evictable memory back from its users. This
+//! crate knows no waiting request, and calls no device.
 //!
 //! | file | contents |
 //! |---|---|
