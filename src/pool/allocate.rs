@@ -1,7 +1,7 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
 use super::layout::{Layout, expect_capacity_for};
-use super::request::{Attempt, Begun, IsUsable, Kind, Request, Wish};
+use super::request::{Attempt, Begun, IsUsable, Kind, Miss, Request, Wish};
 use super::{Pool, captured, entered_scope, plain_case};
 use crate::block::Block;
 use crate::engine::{Allocations, Engine, NoMemory, Part, Parts};
@@ -186,28 +186,28 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Option<Block> {
+    fn take_at_once(&self, wish: &Wish) -> Result<Block, Miss> {
         let Self {
             handles,
             layout,
             room,
         } = self;
         if wish.terms.tag.is_some() || room.is_some() || wish.fill.is_some() {
-            return None;
+            return Err(Miss::Unsearched);
         }
         let Layout { bytes, alignment } = *layout;
         plain_case::take_at_once(handles.pool(), handles.registration(), bytes, alignment)
     }
 
     #[inline(always)]
-    fn take_cached(&self, wish: &Wish) -> Option<Block> {
+    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Block, Miss> {
         if self.room.is_some() || wish.fill.is_some() {
-            return None;
+            return Err(Miss::Unsearched);
         }
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         let Layout { bytes, alignment } = self.layout;
         match wish.terms.tag {
-            None => plain_case::take_cached(pool, registration, bytes, alignment),
+            None => plain_case::take_cached(pool, registration, bytes, alignment, first),
             Some(tag) => plain_case::take_charged(pool, registration, bytes, alignment, tag),
         }
     }
@@ -215,7 +215,11 @@ impl<H: Handles> Kind for ForBlock<H> {
     #[inline(always)]
     fn begin(&self, attempt: Attempt) -> Result<Begun<Block>, AllocError> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
-        let Attempt { tag, caller } = attempt;
+        let Attempt {
+            tag,
+            caller,
+            is_searched,
+        } = attempt;
         let is_own = plain::Arc::ptr_eq(&registration.presence, &pool.presence);
         if !is_own || registration.observers.is_some() {
             pool.presence.expect_own(registration, caller.location)?;
@@ -236,12 +240,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         }
         let mut ask = Ask::one(demand, Placement::Anywhere);
         ask.demand.is_of_holder = is_in_scope && self.scope(&ask.demand).is_some();
-        // In the plain cases, which come first.
-        ask.is_searched = tag.is_none()
-            && caller.fill.is_none()
-            && registration.observers.is_none()
-            && self.layout.alignment <= registration.step
-            && !is_in_scope;
+        ask.is_searched = is_searched;
         Ok(Begun::Asks(ask))
     }
 

@@ -59,6 +59,7 @@ pub use inspect::Inspect;
 pub use layout::Layout;
 pub use maintain::Maintain;
 pub use peers::{AccessGuard, Peers};
+use request::Miss;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
@@ -283,8 +284,8 @@ impl Pool {
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();
         match plain_case::take_at_once(self, &stream.registration, bytes, 1) {
-            Some(block) => Ok(block),
-            None => self.try_allocate_slowly(stream, bytes, location),
+            Ok(block) => Ok(block),
+            Err(miss) => self.try_allocate_slowly(stream, bytes, location, miss),
         }
     }
 
@@ -295,12 +296,13 @@ impl Pool {
         stream: &Stream,
         bytes: u64,
         location: &'static Location<'static>,
+        miss: Miss,
     ) -> Result<Block, AllocError> {
-        match plain_case::take_cached(self, &stream.registration, bytes, 1) {
-            Some(block) => Ok(block),
-            None => {
+        match plain_case::take_cached(self, &stream.registration, bytes, 1, miss) {
+            Ok(block) => Ok(block),
+            Err(miss) => {
                 let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
-                Request::new(kind, location).search_now()
+                Request::new(kind, location).search_now(miss)
             }
         }
     }

@@ -2,6 +2,7 @@
 //! observers and no task is in the scope of a reservation. It is short enough to be compiled into its caller.
 
 use super::Pool;
+use super::request::Miss;
 use crate::block::Block;
 use crate::engine::{Allocation, pass_through};
 use crate::handles::Registration;
@@ -28,19 +29,19 @@ pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
 }
 
 /// Takes the plain case: a block that the stream's cache has, untagged, while there are no observers and no scope of
-/// a reservation is entered. If it returns `None`, nothing was checked.
+/// a reservation is entered. If it returns a miss, nothing was checked.
 #[inline(always)]
 pub(super) fn take_at_once(
     pool: &Pool,
     registration: &Arc<Registration>,
     bytes: u64,
     alignment: u64,
-) -> Option<Block> {
+) -> Result<Block, Miss> {
     let rounded = plain_size(pool, registration, bytes, alignment)?;
-    take_rounded(registration, bytes, rounded, None)
+    take_rounded(registration, bytes, rounded, None).ok_or(Miss::Searched)
 }
 
-/// Takes the plain case for a tag, which is charged first. Returns `None` if this is not the plain case, or the tag's
+/// Takes the plain case for a tag, which is charged first. Returns a miss if this is not the plain case, or the tag's
 /// limit does not allow it; nothing is charged then.
 pub(super) fn take_charged(
     pool: &Pool,
@@ -48,52 +49,51 @@ pub(super) fn take_charged(
     bytes: u64,
     alignment: u64,
     tag: Tag,
-) -> Option<Block> {
-    let Some(rounded) = plain_size(pool, registration, bytes, alignment) else {
-        return none_is_plain();
-    };
+) -> Result<Block, Miss> {
+    let rounded = plain_size(pool, registration, bytes, alignment).map_err(none_is_plain)?;
     let service = &registration.service;
     let account = service.queue.accounts.of(tag);
-    account.charge(rounded).ok()?;
+    account.charge(rounded).map_err(|_| Miss::Unsearched)?;
     let taken = take_rounded(registration, bytes, rounded, Some(tag));
     match &taken {
         Some(_) => account.count_granted(),
         None => service.uncharge(tag, rounded),
     }
-    taken
+    taken.ok_or(Miss::Searched)
 }
 
 /// Tells the compiler that the plain case is the usual one: it has many conditions.
 #[cold]
 #[inline(never)]
-fn none_is_plain() -> Option<Block> {
-    None
+fn none_is_plain(miss: Miss) -> Miss {
+    miss
 }
 
-/// Takes the plain case of a size that has no stack, or of an ordered source of segments. A size that has a stack was
-/// searched [at once](take_at_once).
+/// Takes the plain case of a size that has no stack, or of an ordered source of segments. Blocks of a size that has a stack
+/// were searched for [at once](take_at_once), with the miss `first`.
 #[inline(always)]
 pub(super) fn take_cached(
     pool: &Pool,
     registration: &Arc<Registration>,
     bytes: u64,
     alignment: u64,
-) -> Option<Block> {
+    first: Miss,
+) -> Result<Block, Miss> {
     let rounded = plain_size(pool, registration, bytes, alignment)?;
     let rounding = (rounded - bytes) as u32;
     let Registration { service, lane, .. } = &**registration;
-    let (allocation, left) = match lane.cache.bounds.spares.is_some() {
-        true => pass_through::take(&service.engine, lane, rounded, rounding)?,
+    let taken = match lane.cache.bounds.spares.is_some() {
+        true => pass_through::take(&service.engine, lane, rounded, rounding),
+        false if !lane.cache.bounds.has_large(rounded) => return Err(first),
+        false if lane.cache.is_captured() => return Err(Miss::Unsearched),
         false => {
-            if !lane.cache.bounds.has_large(rounded) || lane.cache.is_captured() {
-                return None;
-            }
-            let cached = lane.cache.take(rounded, rounding, Fit::Exact)?;
-            (Allocation::of_cache(cached), None)
+            let cached = lane.cache.take(rounded, rounding, Fit::Exact);
+            cached.map(|cached| (Allocation::of_cache(cached), None))
         }
     };
+    let (allocation, left) = taken.ok_or(Miss::Searched)?;
     let registration = left.unwrap_or_else(|| registration.clone());
-    Some(Block::of(
+    Ok(Block::of(
         registration,
         allocation,
         rounding,
@@ -109,7 +109,7 @@ fn plain_size(
     registration: &Arc<Registration>,
     bytes: u64,
     alignment: u64,
-) -> Option<u64> {
+) -> Result<u64, Miss> {
     let step = registration.step;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
@@ -118,9 +118,9 @@ fn plain_size(
         && alignment <= step
         && !is_any_in_scope();
     if !is_plain {
-        return None;
+        return Err(Miss::Unsearched);
     }
-    Some(round_up(bytes, step))
+    Ok(round_up(bytes, step))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
