@@ -66,7 +66,7 @@ impl Block {
         if !ends.iter().any(|end| stream.is_of_pool(end)) {
             return Err(crate::error::StreamError::ForeignPool(Box::default()).into());
         }
-        let on = stream.registration();
+        let on = &stream.registration;
         let reader = Registration::for_copies(&ends[0].presence, on)?;
         let writer = Registration::for_copies(&ends[1].presence, on)?;
         let device = on.stream_device();

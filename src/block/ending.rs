@@ -41,7 +41,7 @@ impl Block {
     /// Returns the errors of [`Stream::record_use`]. The error holds the block, which is still allocated.
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
-        let is_awaitable = self.uses().expect_awaitable(stream.registration());
+        let is_awaitable = self.uses().expect_awaitable(&stream.registration);
         let noted = is_awaitable.and_then(|()| {
             Part::whole(&self, Access::Always)
                 .argument(stream)

@@ -161,8 +161,8 @@ pub trait Kind: Unpin {
     }
 }
 
-/// Whether the stream's cache was searched in vain. Another thread may enter a scope or raise the capacity at any time,
-/// and what is the plain case in one look need not be so in the next: each look says for itself.
+/// Whether the stream's cache was searched in vain. Another thread may enter a scope or raise the capacity at any time, so
+/// that one look finds the plain case and the next one does not: each look says for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// It is not the plain case.
@@ -423,11 +423,9 @@ impl<K: Kind> Request<K> {
 
     fn caller(&self, waited: bool) -> Caller {
         Caller {
-            location: self.location,
             waited,
-            is_captured: false,
-            shares_with_graphs: false,
             fill: self.wish.fill,
+            ..Caller::at(self.location)
         }
     }
 

@@ -116,7 +116,7 @@ impl<'a> Pass<'a> {
             self.look_again_at(until);
             return false;
         }
-        let is_aside = service.queue.set_aside(head, &service.engine.shared.gate);
+        let is_aside = service.queue.set_aside(head);
         if is_aside {
             // It may have been the last one that the maintenance was put off for.
             maintenance::resume(&service.engine);

@@ -2,7 +2,6 @@
 
 use super::drains::Drains;
 use super::funnel::{Funnel, Member, wake_all};
-use super::link::Link;
 use super::spawned::Spawned;
 use super::waiter::Waiter;
 use super::waiters::{Displaced, Waiters};
@@ -13,11 +12,13 @@ use crate::engine::{
     Change, Engine, Group, OtherPools, Settings, Watches, access, figures, maintenance,
 };
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
-use crate::lane::Lane;
+use crate::lane::{Gate, Lane};
 use crate::measure::{Tag, Waits};
 use crate::seam::Fact;
-use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain};
+use crate::sync::Link;
+use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, SharedState, plain};
 use crate::timer::{Deadline, Timer};
+use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::time::Duration;
 use weirpool_queue::{Moved, Standstill, due};
@@ -65,11 +66,13 @@ impl Service {
         rules: Rules,
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
-        let queue = plain::Arc::new(Waiters::new(&rules, waits.clone()));
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
+        let queue = plain::Arc::new(Waiters::new(&rules, waits.clone(), gate.clone()));
         let timer = Timer::new(device.clone());
         let announcer = settings.announcer.clone();
         let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer, announcer));
-        let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;
+        let publisher = funnel.clone();
+        let engine = Engine::new(device, settings, others, publisher, (waits, gate), &timer)?;
         Ok(Self {
             rules,
             standstill: Mutex::new(Guards::Queue, Standstill::default()),
@@ -107,9 +110,7 @@ impl Service {
     /// candidate.
     #[must_use = "memory must be searched for a candidate"]
     pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>) -> bool {
-        let moved = self
-            .queue
-            .leave(waiter, waited, self.now(), &self.engine.shared.gate);
+        let moved = self.queue.leave(waiter, waited, self.now());
         maintenance::resume(&self.engine);
         self.relieve_new_first(waiter.demand.tag, moved);
         moved.has_candidate
@@ -137,8 +138,7 @@ impl Service {
 
     /// Puts a request back to its position that was set aside. The poll that comes next searches for it.
     pub(super) fn bring_back(&self, waiter: &Waiter) {
-        let gate = &self.engine.shared.gate;
-        if self.queue.bring_back(waiter, self.now(), gate) {
+        if self.queue.bring_back(waiter, self.now()) {
             self.funnel.mark_candidate();
         }
     }
@@ -228,7 +228,7 @@ impl Service {
     #[cold]
     #[inline(never)]
     pub(crate) fn admit(&self, tag: Tag) {
-        let moved = self.queue.admit(tag, self.now(), &self.engine.shared.gate);
+        let moved = self.queue.admit(tag, self.now());
         self.notify_of_moved(moved);
         self.relieve(tag);
     }

@@ -187,8 +187,7 @@ pub(crate) fn apply_terms(service: &Arc<Service>) {
 
 /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
 pub(crate) fn set_tag_limit(service: &Arc<Service>, tag: Tag, limit: Option<u64>) {
-    let gate = &service.engine.shared.gate;
-    let moved = service.queue.set_limit(tag, limit, service.now(), gate);
+    let moved = service.queue.set_limit(tag, limit, service.now());
     service.notify_of_moved(moved);
     for waiter in service.queue.over_limit(tag) {
         if let Some(refusal) = service.refusal_of(&waiter.demand) {

@@ -90,7 +90,7 @@ impl Waiting {
             limit,
             is_charged: charge.is_some(),
         };
-        let joined = service.queue.join(newcomer, &engine.shared.gate);
+        let joined = service.queue.join(newcomer);
         // The bytes belong to the position now, or are uncharged below.
         if let Some(charge) = charge {
             charge.keep();

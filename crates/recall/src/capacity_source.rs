@@ -1,13 +1,13 @@
 //! The capacity that something outside of the pool lends to it, and takes back: a broker, an orchestrator, a limit of the
 //! operating system.
 
-use crate::measure::debug_in_units;
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
+use weirpool_heap::debug_in_units;
 
 /// Bounds the memory that a pool holds, and changes the bound while the pool runs. Set with
-/// [`PoolBuilder::capacity_source`](crate::PoolBuilder::capacity_source).
+/// [`PoolBuilder::capacity_source`](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.capacity_source).
 ///
 /// `build` calls [`join`](Self::join) and then [`start`](Self::start), which hands out the [`BoundedPool`]. The pool
 /// holds nothing before the source applies the first [`Bounds`] to it. The source may apply others at any time, on any
@@ -52,7 +52,7 @@ pub trait CapacitySource: Any + fmt::Debug + Send + Sync {
     /// after [`join`](Self::join) returned the bytes of a lease.
     fn ended(&self) {}
 
-    /// Returns what keeps the source from working, in a few words for [`Health`](crate::Health).
+    /// Returns what keeps the source from working, in a few words for [`Health`](weirpool_measure::Health).
     fn trouble(&self) -> Option<String> {
         None
     }
@@ -68,6 +68,18 @@ pub struct Joining<'a> {
     pub capacity: u64,
     /// The step in which the pool takes and returns memory.
     pub chunk_bytes: u64,
+}
+
+impl<'a> Joining<'a> {
+    /// Describes a pool.
+    #[doc(hidden)]
+    pub fn new(name: Option<&'a str>, capacity: u64, chunk_bytes: u64) -> Self {
+        Self {
+            name,
+            capacity,
+            chunk_bytes,
+        }
+    }
 }
 
 /// What a pool may hold, in bytes.
@@ -103,7 +115,8 @@ pub struct Holding {
 debug_in_units!(struct Holding { held as bytes, used as bytes, waiting, blocks });
 
 /// Applies bounds to a pool. It does not keep the pool alive.
-pub(crate) trait ApplyBounds: fmt::Debug + Send + Sync {
+pub trait ApplyBounds: fmt::Debug + Send + Sync {
+    /// Does what [`BoundedPool::apply`] says.
     fn apply(&mut self, bounds: Bounds) -> Option<Holding>;
 }
 
@@ -112,7 +125,9 @@ pub(crate) trait ApplyBounds: fmt::Debug + Send + Sync {
 pub struct BoundedPool(Box<dyn ApplyBounds>);
 
 impl BoundedPool {
-    pub(crate) fn new(pool: impl ApplyBounds + 'static) -> Self {
+    /// Makes the pool that a source is given.
+    #[doc(hidden)]
+    pub fn new(pool: impl ApplyBounds + 'static) -> Self {
         Self(Box::new(pool))
     }
 

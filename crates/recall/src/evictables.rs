@@ -7,16 +7,16 @@
 //! The list knows no blocks. A listed entry evicts itself: it ends a block, which is an ordinary free. Memory in use is
 //! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
-use super::Announcer;
-use crate::device::DeviceAddress;
-use crate::heap::{BlockId, Heap, Piece, Run};
-use crate::id::ReservationId;
-use crate::measure::Tag;
-use crate::seam::Fact;
-use crate::sync::{Busy, Guards, Mutex, plain};
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+use weirpool_device::DeviceAddress;
+use weirpool_heap::id::ReservationId;
+use weirpool_heap::{BlockId, Heap, Piece, Run};
+use weirpool_measure::Fact;
+use weirpool_measure::announcer::Announcer;
+use weirpool_queue::Tag;
+use weirpool_sync::{Busy, Guards, Mutex, plain};
 
 /// How many blocks a choice begins with at most: the oldest ones that no piece before holds.
 const SEEDS: usize = 64;
@@ -28,27 +28,31 @@ const STEPS: usize = 2048;
 const YOUNGEST: u64 = 16;
 
 /// Memory that can be evicted.
-pub(crate) trait Evict: fmt::Debug + Send + Sync {
+pub trait Evict: fmt::Debug + Send + Sync {
     /// Frees the memory, unless it is gone or its user keeps it. Returns whether it did.
     fn evict(&self) -> bool;
 }
 
 /// Memory on the list.
 #[derive(Debug)]
-pub(crate) struct Candidate {
-    pub(crate) memory: plain::Weak<dyn Evict>,
+pub struct Candidate {
+    /// The memory.
+    pub memory: plain::Weak<dyn Evict>,
     /// The block in the heap. Without meaning if the memory is not the pool's.
-    pub(crate) block: BlockId,
-    pub(crate) address: DeviceAddress,
-    pub(crate) bytes: u64,
+    pub block: BlockId,
+    /// The address of its first byte.
+    pub address: DeviceAddress,
+    /// Its size.
+    pub bytes: u64,
     /// The account that the memory is charged to, if any.
-    pub(crate) tag: Option<Tag>,
-    pub(crate) home: Home,
+    pub tag: Option<Tag>,
+    /// Which requests it serves once it is evicted.
+    pub home: Home,
 }
 
 /// Which requests memory serves once it is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
+pub enum Home {
     /// Any request. The tag is uncharged.
     Pool,
     /// Requests in the scope of this reservation, which stays charged.
@@ -70,7 +74,7 @@ impl Candidate {
 
 /// Entries of the list that are evicted for one kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Group {
+pub enum Group {
     /// Memory that serves any request.
     Pool,
     /// The part of it that is charged to the tag.
@@ -81,7 +85,7 @@ pub(crate) enum Group {
 
 /// A position on the list: memory at a later one was used later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ListPosition(u64);
+pub struct ListPosition(u64);
 
 #[derive(Debug, Default)]
 struct List {
@@ -187,13 +191,14 @@ impl List {
 
 /// The evictable memory of a pool, the least recently used first; see the [module](self).
 #[derive(Debug)]
-pub(crate) struct Evictables {
+pub struct Evictables {
     list: Mutex<List>,
     announcer: plain::Arc<Announcer>,
 }
 
 impl Evictables {
-    pub(super) fn new(announcer: plain::Arc<Announcer>) -> Self {
+    /// Creates an empty list, whose evictions are announced.
+    pub fn new(announcer: plain::Arc<Announcer>) -> Self {
         Self {
             announcer,
             list: Mutex::new(Guards::Registry, List::default()),
@@ -201,19 +206,19 @@ impl Evictables {
     }
 
     /// Lists memory as the most recently used.
-    pub(crate) fn list(&self, candidate: Candidate) -> ListPosition {
+    pub fn list(&self, candidate: Candidate) -> ListPosition {
         self.list.lock().insert(candidate)
     }
 
     /// Takes memory off the list. Returns false if it is being evicted.
     #[must_use = "memory that is being evicted must not be used"]
-    pub(crate) fn remove(&self, position: ListPosition) -> bool {
+    pub fn remove(&self, position: ListPosition) -> bool {
         self.list.lock().remove(position).is_some()
     }
 
     /// Moves memory that is listed with the home `listed` to the home that it has now, which is read again after each
     /// move: a reservation may end while memory is listed as its own. Returns the last home.
-    pub(crate) fn follow(&self, mut listed: Home, home: impl Fn() -> Home) -> Home {
+    pub fn follow(&self, mut listed: Home, home: impl Fn() -> Home) -> Home {
         loop {
             let now = home();
             if now == listed {
@@ -240,31 +245,32 @@ impl Evictables {
     }
 
     /// Returns the bytes on the list, without those that are not the pool's.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.list.lock().bytes
     }
 
     /// Returns the addresses of the blocks on the list.
-    pub(super) fn addresses(&self) -> HashSet<DeviceAddress> {
+    pub fn addresses(&self) -> HashSet<DeviceAddress> {
         let list = self.list.lock();
         let candidates = list.candidates.values();
         candidates.map(|candidate| candidate.address).collect()
     }
 
     /// Returns the bytes on the list that are of a group.
-    pub(crate) fn bytes_of(&self, group: Group) -> u64 {
+    #[inline]
+    pub fn bytes_of(&self, group: Group) -> u64 {
         let list = self.list.lock();
         list.groups.get(&group).map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Returns the blocks that were evicted so far: their number and their bytes, which wrap around.
-    pub(super) fn evicted(&self) -> (u64, u64) {
+    pub fn evicted(&self) -> (u64, u64) {
         let list = self.list.lock();
         (list.evictions, list.evicted)
     }
 
     /// Returns whether memory is being evicted, by any thread.
-    pub(super) fn is_evicting(&self) -> bool {
+    pub fn is_evicting(&self) -> bool {
         self.list.lock().under_way > 0
     }
 
@@ -285,7 +291,7 @@ impl Evictables {
 
     /// Evicts the least recently used memory, of one group or of all, until that many bytes are free or the list is
     /// empty. Returns the bytes evicted. No lock is held while memory is freed.
-    pub(crate) fn evict(&self, bytes: u64, of: Option<Group>) -> u64 {
+    pub fn evict(&self, bytes: u64, of: Option<Group>) -> u64 {
         let mut evicted = 0;
         while evicted < bytes {
             let Some(candidate) = self.pop(of) else {
@@ -298,13 +304,7 @@ impl Evictables {
 
     /// Evicts memory of a group for pieces that are free then, until they have that many bytes; see the
     /// [module](self). Returns the bytes evicted. No lock is held while memory is freed.
-    pub(crate) fn evict_for(
-        &self,
-        heap: &Busy<Box<Heap>>,
-        bytes: u64,
-        piece: Piece,
-        of: Group,
-    ) -> u64 {
+    pub fn evict_for(&self, heap: &Busy<Box<Heap>>, bytes: u64, piece: Piece, of: Group) -> u64 {
         let (mut evicted, mut freed) = (0, 0);
         while freed < bytes {
             let Some((run, candidates)) = self.pop_run(heap, piece, of) else {

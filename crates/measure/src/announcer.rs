@@ -3,19 +3,19 @@
 //! No lock is held when observers are told (*no-lock-across-calls*). Facts whose order the heap's lock decides are noted
 //! under it, with their numbers, and told after it is released.
 
-use crate::device::{Device, DeviceAddress};
-use crate::heap::{Outcome, Step, Totals};
-use crate::id::ReservationId;
-use crate::measure::{BlockOrigin, ReservationOrigin};
-use crate::seam::{Event, Fact, Figures, Memory, Observer};
-use crate::sync::plain::{Arc, AtomicU64};
-use crate::sync::{Ordering, assert_unlocked};
+use crate::observer::{Event, Fact, Figures, Memory, Observer};
+use crate::{BlockOrigin, ReservationOrigin};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
+use weirpool_device::{Device, DeviceAddress};
+use weirpool_heap::id::ReservationId;
+use weirpool_heap::{Outcome, Step, Totals};
+use weirpool_sync::plain::{Arc, AtomicU64};
+use weirpool_sync::{Ordering, assert_unlocked};
 
-/// See the [module](self).
-pub(crate) struct Announcer {
+/// Tells the observers of one pool; see the [module](self).
+pub struct Announcer {
     device: Arc<dyn Device>,
     observers: Vec<Arc<dyn Observer>>,
     /// The number of the last event.
@@ -23,7 +23,7 @@ pub(crate) struct Announcer {
 }
 
 /// Facts to tell, with their numbers and their time.
-pub(crate) struct Noted {
+pub struct Noted {
     first: u64,
     time: Duration,
     memory: Memory,
@@ -31,7 +31,8 @@ pub(crate) struct Noted {
 }
 
 impl Announcer {
-    pub(crate) fn new(device: Arc<dyn Device>, observers: Vec<Arc<dyn Observer>>) -> Self {
+    /// Creates the announcer of a pool on the device.
+    pub fn new(device: Arc<dyn Device>, observers: Vec<Arc<dyn Observer>>) -> Self {
         Self {
             device,
             observers,
@@ -41,33 +42,40 @@ impl Announcer {
 
     /// Returns whether there are observers.
     #[inline]
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         !self.observers.is_empty()
     }
 
-    pub(crate) fn observers(&self) -> &[Arc<dyn Observer>] {
+    /// Returns the observers, in the order in which they are told.
+    pub fn observers(&self) -> &[Arc<dyn Observer>] {
         &self.observers
     }
 
     /// Returns the number of the last event.
-    pub(crate) fn told(&self) -> u64 {
+    pub fn told(&self) -> u64 {
         self.told.load(Ordering::Relaxed)
     }
 
     /// Tells a fact, which is made only if there are observers. Returns the number of the event; 0 without observers. No
     /// lock is held.
     #[inline]
-    pub(crate) fn tell<'a>(&self, fact: impl FnOnce() -> Fact<'a>) -> u64 {
+    pub fn tell<'a>(&self, fact: impl FnOnce() -> Fact<'a>) -> u64 {
         match self.is_open() {
-            true => self.tell_with(fact(), Figures::None),
+            true => self.tell_now(fact(), Figures::None),
             false => 0,
         }
     }
 
-    /// Tells a fact with the figures of the memory.
+    /// Tells a fact with the state of the memory, which is read when an observer asks. No lock is held.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_with(&self, fact: Fact<'_>, figures: Figures<'_>) -> u64 {
+    pub fn tell_with(&self, fact: Fact<'_>, memory: &dyn Fn() -> Memory) {
+        self.tell_now(fact, Figures::Of(memory));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_now(&self, fact: Fact<'_>, figures: Figures<'_>) -> u64 {
         let (number, time) = (self.number(1), self.device.now());
         self.tell_event(&Event {
             number,
@@ -79,12 +87,13 @@ impl Announcer {
     }
 
     /// Returns the time of facts that are noted soon, if there are observers. No lock is held.
-    pub(super) fn time(&self) -> Option<Duration> {
+    #[inline]
+    pub fn time(&self) -> Option<Duration> {
         self.is_open().then(|| self.device.now())
     }
 
     /// Notes facts. The heap's lock may be held.
-    pub(super) fn note(&self, time: Duration, totals: Totals, facts: Vec<Fact<'static>>) -> Noted {
+    pub fn note(&self, time: Duration, totals: Totals, facts: Vec<Fact<'static>>) -> Noted {
         Noted {
             first: self.number(facts.len() as u64),
             time,
@@ -94,10 +103,15 @@ impl Announcer {
     }
 
     /// Tells facts that were noted. No lock is held.
-    pub(super) fn tell_noted(&self, noted: Option<Noted>) {
-        let Some(noted) = noted else {
-            return;
-        };
+    #[inline]
+    pub fn tell_noted(&self, noted: Option<Noted>) {
+        if let Some(noted) = noted {
+            self.tell_all(noted);
+        }
+    }
+
+    #[cold]
+    fn tell_all(&self, noted: Noted) {
         for (number, fact) in (noted.first..).zip(noted.facts) {
             self.tell_event(&Event {
                 number,
@@ -127,14 +141,14 @@ impl Announcer {
     }
 
     /// Returns where a live block comes from, if an observer remembers. No lock is held.
-    pub(super) fn origin_of(&self, address: DeviceAddress) -> Option<BlockOrigin> {
+    pub fn origin_of(&self, address: DeviceAddress) -> Option<BlockOrigin> {
         assert_unlocked("an observer is asked");
         let mut observers = self.observers.iter();
         observers.find_map(|observer| self.call(|| observer.origin_of(address))?)
     }
 
     /// Returns where a live reservation comes from, if an observer remembers. No lock is held.
-    pub(super) fn origin_of_reservation(&self, id: ReservationId) -> Option<ReservationOrigin> {
+    pub fn origin_of_reservation(&self, id: ReservationId) -> Option<ReservationOrigin> {
         assert_unlocked("an observer is asked");
         let mut observers = self.observers.iter();
         observers.find_map(|observer| self.call(|| observer.origin_of_reservation(id.0.get()))?)
@@ -147,7 +161,8 @@ impl fmt::Debug for Announcer {
     }
 }
 
-pub(super) fn memory_of(totals: Totals) -> Memory {
+/// Returns the state of the memory from totals of the heap.
+pub fn memory_of(totals: Totals) -> Memory {
     Memory {
         reserved: totals.reserved.current,
         pending: totals.pending.current,
@@ -156,7 +171,7 @@ pub(super) fn memory_of(totals: Totals) -> Memory {
 }
 
 /// Returns the facts of a mapping, as far as the device came. A chunk may have been lost on the way.
-pub(super) fn mapped(steps: &[Step], outcome: Outcome, chunk_bytes: u64) -> Vec<Fact<'static>> {
+pub fn mapped(steps: &[Step], outcome: Outcome, chunk_bytes: u64) -> Vec<Fact<'static>> {
     let (done, rest) = steps.split_at(outcome.done);
     let runs = done.chunk_by(|step, next| follows(*step, *next, chunk_bytes));
     let runs = runs.map(|run| {
@@ -186,7 +201,7 @@ pub(super) fn mapped(steps: &[Step], outcome: Outcome, chunk_bytes: u64) -> Vec<
 }
 
 /// Returns the facts of a release. Neighbours become one.
-pub(super) fn released(spans: &[(u64, u64)]) -> Vec<Fact<'static>> {
+pub fn released(spans: &[(u64, u64)]) -> Vec<Fact<'static>> {
     let runs = spans.chunk_by(|(at, bytes), (next, _)| at + bytes == *next);
     let runs = runs.map(|run| Fact::Released {
         address: run[0].0.into(),

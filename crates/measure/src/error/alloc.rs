@@ -1,9 +1,12 @@
 //! The errors of requests for memory.
 
-use super::{FullQueue, Shortfall, StreamError, of_time};
-use crate::device::{DeviceError, DeviceErrorKind};
-use crate::measure::{Bytes, Tag, debug_in_units};
+use super::{StreamError, of_time};
+use crate::Shortfall;
 use std::time::Duration;
+use weirpool_device::{DeviceError, DeviceErrorKind};
+use weirpool_heap::debug_in_units;
+use weirpool_heap::units::Bytes;
+use weirpool_queue::{FullQueue, Tag};
 
 /// The reason why a request for memory failed. Nothing was taken, and the pool is as usable as before.
 ///
@@ -30,7 +33,7 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum AllocError {
     /// The request exceeds the capacity of the pool. Request less, or raise the capacity with
-    /// [`Pool::resize`](crate::Pool::resize).
+    /// [`Pool::resize`](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.resize).
     #[error(
         "the request of {} can never fit the pool's capacity of {}; request less, or raise the capacity",
         Bytes(*requested), Bytes(*capacity)
@@ -50,12 +53,12 @@ pub enum AllocError {
         largest: u64,
     },
     /// There is not enough memory now, or other requests wait for it already. Await
-    /// [`Pool::allocate`](crate::Pool::allocate), free memory, or raise the capacity.
+    /// [`Pool::allocate`](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.allocate), free memory, or raise the capacity.
     #[error("out of memory: {0}; await the allocation, free memory, or raise the capacity")]
     Exhausted(Box<Shortfall>),
     /// The tag holds as much as its limit allows, or other requests of it wait already. Await
-    /// [`Pool::allocate`](crate::Pool::allocate), free memory of the tag, or raise its limit with
-    /// [`TagAccount::set_limit`](crate::TagAccount::set_limit).
+    /// [`Pool::allocate`](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.allocate), free memory of the tag, or raise its limit with
+    /// [`TagAccount::set_limit`](https://docs.rs/weirpool/latest/weirpool/struct.TagAccount.html#method.set_limit).
     #[error(
         "the request of {} for tag {tag} would exceed its limit: {} of {} are held; await the allocation, free memory \
          of the tag, or raise its limit",
@@ -72,7 +75,7 @@ pub enum AllocError {
         limit: u64,
     },
     /// The request exceeds the limit of its tag. Request less, or raise the limit with
-    /// [`TagAccount::set_limit`](crate::TagAccount::set_limit).
+    /// [`TagAccount::set_limit`](https://docs.rs/weirpool/latest/weirpool/struct.TagAccount.html#method.set_limit).
     #[error(
         "the request of {} can never fit the limit of tag {tag}, which is {}; request less, or raise the limit",
         Bytes(*requested), Bytes(*limit)
@@ -99,13 +102,13 @@ pub enum AllocError {
         /// The figures of the pool when the request failed.
         shortfall: Box<Shortfall>,
     },
-    /// As many requests wait for memory as the [queue limit](crate::PoolBuilder::queue_limit) allows, or the [queue
-    /// limit of their tag](crate::TagAccount::set_queue_limit). Retry later, or raise the limit with
-    /// [`Maintain::set_queue_limit`](crate::Maintain::set_queue_limit).
+    /// As many requests wait for memory as the [queue limit](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.queue_limit) allows, or the [queue
+    /// limit of their tag](https://docs.rs/weirpool/latest/weirpool/struct.TagAccount.html#method.set_queue_limit). Retry later, or raise the limit with
+    /// [`Maintain::set_queue_limit`](https://docs.rs/weirpool/latest/weirpool/struct.Maintain.html#method.set_queue_limit).
     #[error("{0}; retry later, or raise the limit (request of {requested})", requested = Bytes(.0.requested))]
     QueueFull(Box<FullQueue>),
     /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only
-    /// where the pool [sheds load](crate::PoolBuilder::load_shedding).
+    /// where the pool [sheds load](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.load_shedding).
     #[error(
         "expected wait {expected:?}{} exceeds the timeout or deadline of {limit:?}; retry later, or allow a longer wait",
         of_time(*is_virtual)
@@ -119,17 +122,17 @@ pub enum AllocError {
         is_virtual: bool,
     },
     /// No waiting request can be granted, and no memory is on its way back: the waiters hold what the others wait for,
-    /// or a block is held for long. Free memory and retry, or [reserve](crate::Pool::reserve) all that a request needs
-    /// up front. Only where the pool [fails deadlocks](crate::PoolBuilder::fail_deadlocks_after).
+    /// or a block is held for long. Free memory and retry, or [reserve](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.reserve) all that a request needs
+    /// up front. Only where the pool [fails deadlocks](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.fail_deadlocks_after).
     #[error(
         "deadlocked: no waiting request can be granted, and no memory is on its way back: {0}; free memory and retry, \
          or reserve up front"
     )]
     Deadlocked(Box<Shortfall>),
     /// The tag holds as much as its limit allows, and its requests hold that memory themselves while they wait for
-    /// more. Free memory and retry, [reserve](crate::Pool::reserve) all that a request needs up front, or raise the
-    /// limit with [`TagAccount::set_limit`](crate::TagAccount::set_limit). Only where the pool [fails
-    /// deadlocks](crate::PoolBuilder::fail_deadlocks_after).
+    /// more. Free memory and retry, [reserve](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.reserve) all that a request needs up front, or raise the
+    /// limit with [`TagAccount::set_limit`](https://docs.rs/weirpool/latest/weirpool/struct.TagAccount.html#method.set_limit). Only where the pool [fails
+    /// deadlocks](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.fail_deadlocks_after).
     #[error(
         "deadlocked at the limit of tag {tag}: the request of {} waits, {} of {} are held by requests that wait for each \
          other; free memory and retry, reserve up front, or raise the limit",
@@ -146,7 +149,7 @@ pub enum AllocError {
         limit: u64,
     },
     /// The reservation has less memory left, or not in one piece. Request less, free memory of the reservation, or
-    /// [grow](crate::Reservation::grow) it.
+    /// [grow](https://docs.rs/weirpool/latest/weirpool/struct.Reservation.html#method.grow) it.
     #[error(
         "the reservation has no contiguous range of {} left: {} are left, {} in one piece; request less, free memory of \
          the reservation, or grow it",
@@ -161,8 +164,8 @@ pub enum AllocError {
         largest: u64,
     },
     /// The memory of a capture has too little left in the capture's order, and the pool has no more now. Nothing waits
-    /// inside a capture. [Reserve](crate::Pool::reserve) the memory beforehand, and give the reservation to the
-    /// [memory](crate::GraphMemory::give) of the capture.
+    /// inside a capture. [Reserve](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.reserve) the memory beforehand, and give the reservation to the
+    /// [memory](https://docs.rs/weirpool/latest/weirpool/struct.GraphMemory.html#method.give) of the capture.
     #[error(
         "the capture has no contiguous range of {} left: {} of its {} are left, {} in one piece, and the pool has no more \
          now; a request cannot wait inside a capture: reserve beforehand with `pool.reserve(..)`, and give the \
@@ -180,23 +183,23 @@ pub enum AllocError {
         largest: u64,
     },
     /// The stream is being captured, and allocates from the memory of its capture only.
-    /// [Give](crate::GraphMemory::give) the reservation to that memory, or allocate from it when the capture is over.
+    /// [Give](https://docs.rs/weirpool/latest/weirpool/struct.GraphMemory.html#method.give) the reservation to that memory, or allocate from it when the capture is over.
     #[error(
         "the stream is being captured, and allocates from the memory of its capture only; give the reservation to that \
          memory, or call again when the capture is over"
     )]
     StreamCaptured,
     /// A pool that keeps no freed memory cannot set any aside, for a reservation or a capture. Build it without
-    /// [`Upstream::Unpooled`](crate::Upstream::Unpooled), or over a source of segments that is not
-    /// [ordered](crate::extend::SegmentProperties::is_ordered).
+    /// [`Upstream::Unpooled`](weirpool_segments::Upstream::Unpooled), or over a source of segments that is not
+    /// [ordered](weirpool_segments::SegmentProperties::is_ordered).
     #[error(
         "the pool keeps no freed memory, so it cannot set any aside for a reservation or a capture; build it without \
          `Upstream::Unpooled`, or over a source of segments that is not ordered, such as one with \
          `DriverPoolUse::SubAllocated`"
     )]
     NotReservable,
-    /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken.
-    /// Allocate a larger block and copy, or allocate with [room](crate::Allocate::room) from the start; if the room was
+    /// The block cannot [grow](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.grow) where it is: the memory, or the addresses, above it are taken.
+    /// Allocate a larger block and copy, or allocate with [room](https://docs.rs/weirpool/latest/weirpool/struct.Allocate.html#method.room) from the start; if the room was
     /// refused, ask for less.
     #[error(
         "no room to grow: {} of addresses are available; allocate a larger block and copy, or allocate with room from \
@@ -218,7 +221,7 @@ pub enum AllocError {
         /// The size of the request, rounded up to the pool's step, in bytes.
         requested: u64,
     },
-    /// The pool [admits no more requests](crate::Pool::stop_admitting), because its service ends. What reservations hold is
+    /// The pool [admits no more requests](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.stop_admitting), because its service ends. What reservations hold is
     /// granted as before. Send the request to another server, or later.
     #[error(
         "the pool admits no more requests, because its service ends; send the request to another server, or later"

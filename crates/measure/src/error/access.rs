@@ -1,6 +1,6 @@
 //! The errors of giving a device access to another one's memory.
 
-use crate::device::DeviceError;
+use weirpool_device::DeviceError;
 
 /// The reason why the access of a device to a pool's memory was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,21 +7,20 @@ mod task;
 pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
 pub use task::{EnqueueError, SubmitError, TaskError};
-pub use weirpool_measure::{Shortfall, TagShortfall};
-pub use weirpool_queue::FullQueue;
 
-use crate::device::DeviceError;
-use crate::measure::{Bytes, Counted, debug_in_units};
-use crate::sync::plain::Arc;
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
+use weirpool_device::DeviceError;
+use weirpool_heap::debug_in_units;
+use weirpool_heap::units::{Bytes, Counted};
+use weirpool_sync::plain::Arc;
 
-/// The reason why a [drain](crate::Pool::drain) ended before all memory was freed.
+/// The reason why a [drain](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.drain) ended before all memory was freed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// Some memory was not freed in time. [`Inspect::snapshot`](crate::Inspect::snapshot) lists the live blocks.
+    /// Some memory was not freed in time. [`Inspect::snapshot`](https://docs.rs/weirpool/latest/weirpool/struct.Inspect.html#method.snapshot) lists the live blocks.
     #[error(
         "the pool is not drained after {waited:?}{}: {} are in use, {} pending, and {} waiting; \
          `Inspect::snapshot` lists the live blocks",
@@ -104,9 +103,9 @@ pub enum BuildError {
         /// The requested fraction.
         fraction: f64,
     },
-    /// The share of the time for [remapping](crate::Remapping) is out of range: it must be more than 0, and up to 1.
-    /// [`Remapping::Never`](crate::Remapping::Never) allows none, and
-    /// [`Remapping::Always`](crate::Remapping::Always) has no bound.
+    /// The share of the time for [remapping](weirpool_heap::Remapping) is out of range: it must be more than 0, and up to 1.
+    /// [`Remapping::Never`](weirpool_heap::Remapping::Never) allows none, and
+    /// [`Remapping::Always`](weirpool_heap::Remapping::Always) has no bound.
     #[error(
         "a share of {share} of the time for remapping is out of range; choose more than 0 and up to 1, \
          `Remapping::Never` for none, or `Remapping::Always` for no bound"
@@ -151,7 +150,7 @@ pub enum BuildError {
         other: &'static str,
     },
     /// The device lacks a feature that has no substitute. Build the pool over another
-    /// [upstream](crate::PoolBuilder::upstream).
+    /// [upstream](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.upstream).
     #[error("{feature} is not supported by {device}; build the pool over another upstream")]
     Unsupported {
         /// The feature.
@@ -159,13 +158,13 @@ pub enum BuildError {
         /// The device's description line.
         device: String,
     },
-    /// The [source of segments](crate::extend::SegmentSource) is of another device. Create it on the device of the pool.
+    /// The [source of segments](weirpool_segments::SegmentSource) is of another device. Create it on the device of the pool.
     #[error("the source of segments is not one of {device}; create it on that device")]
     ForeignSegments {
         /// The device's description line.
         device: String,
     },
-    /// A living pool of this process has the name. Choose another, or find that pool among [all](crate::Pool::all).
+    /// A living pool of this process has the name. Choose another, or find that pool among [all](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.all).
     #[error("the name {name:?} is taken by a living pool; choose another name, or find that pool")]
     NameTaken {
         /// The requested name.
@@ -174,7 +173,7 @@ pub enum BuildError {
     /// The name is empty. Leave it out, or choose one.
     #[error("the pool's name is empty; leave it out, or choose one")]
     EmptyName,
-    /// The [source of the capacity](crate::extend::CapacitySource) has none for the pool; see its error.
+    /// The [source of the capacity](https://docs.rs/weirpool/latest/weirpool/extend/trait.CapacitySource.html) has none for the pool; see its error.
     #[error("no capacity for this pool: {0}")]
     CapacitySource(SourceError),
     /// The device failed.
@@ -238,8 +237,8 @@ pub enum StreamError {
     )]
     AccessChanging,
     /// The stream, or the event, is of another pool than the memory or the graph. Register the device's stream with that
-    /// pool as well, and use the memory, or [note the use](crate::Stream::record_use), on the registration there; or
-    /// [copy](crate::Block::copy_to). The text names the stream, the memory and both pools, where the memory is a block.
+    /// pool as well, and use the memory, or [note the use](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html#method.record_use), on the registration there; or
+    /// [copy](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.copy_to). The text names the stream, the memory and both pools, where the memory is a block.
     #[error(
         "the stream is of another pool than the memory{0}; register the device's stream with the memory's pool as well, and \
          `submit` or `record_use` there, or copy with `copy_to`"
@@ -249,17 +248,17 @@ pub enum StreamError {
     #[error("the reservation is of another pool; reserve from the pool of the memory of graphs")]
     ForeignReservation,
     /// The stream is the host, and the pool's memory is the device's alone. Build the pool over an
-    /// [`Upstream`](crate::Upstream) that the host sees.
+    /// [`Upstream`](weirpool_segments::Upstream) that the host sees.
     #[error(
         "the host does not see the pool's memory; build the pool over memory that it sees, or copy"
     )]
     UnseenByHost,
-    /// The pool's memory is the host's alone: only the [host's stream](crate::Pool::host_stream) can use it.
+    /// The pool's memory is the host's alone: only the [host's stream](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.host_stream) can use it.
     #[error(
         "the device does not see the pool's memory; use the host's stream, or another upstream"
     )]
     UnseenByDevice,
-    /// The memory of the block is [absent](crate::extend::Absence): suspended by its owner.
+    /// The memory of the block is [absent](https://docs.rs/weirpool/latest/weirpool/extend/struct.Absence.html): suspended by its owner.
     #[error(
         "the memory of {memory:?} is suspended; resume it, and hold it resident for as long as work uses it"
     )]
@@ -267,7 +266,7 @@ pub enum StreamError {
         /// The name of the memory.
         memory: Arc<str>,
     },
-    /// The pool is [closed](crate::Pool::close): it begins no capture, and launches no graph.
+    /// The pool is [closed](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.close): it begins no capture, and launches no graph.
     #[error("the pool is closed; capture and launch graphs before the pool is closed")]
     Closed,
     /// The stream takes no wait on the device, and the host cannot wait instead: this is a task of a current-thread tokio

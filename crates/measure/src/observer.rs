@@ -1,16 +1,17 @@
 //! Observers: each fact of a pool, told once.
 
-use crate::device::{DeviceAddress, DeviceError};
-use crate::error::Shortfall;
-use crate::id::StreamId;
-use crate::measure::{BlockOrigin, ReservationOrigin, Source, Tag, WaitOutcome, debug_in_units};
+use crate::{BlockOrigin, ReservationOrigin, Shortfall, Source, WaitOutcome};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
+use weirpool_device::{DeviceAddress, DeviceError};
+use weirpool_heap::debug_in_units;
+use weirpool_heap::id::StreamId;
+use weirpool_queue::Tag;
 
-/// Is told what happens in a pool. Set with [`PoolBuilder::observer`](crate::PoolBuilder::observer).
+/// Is told what happens in a pool. Set with [`PoolBuilder::observer`](https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.observer).
 ///
 /// Observers are called while no lock of the pool is held, on the thread on which it happened, one after the other. They
 /// may call the pool, and cause further facts, which they are told as well. They keep that thread's call waiting. A panic of
@@ -87,7 +88,7 @@ pub struct Memory {
 
 debug_in_units!(struct Memory { reserved as bytes, pending as bytes, free as bytes });
 
-/// What happened. Sizes are in bytes; names are those of [streams](crate::Stream::named), if they have one.
+/// What happened. Sizes are in bytes; names are those of [streams](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html#method.named), if they have one.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields say what they are")]
@@ -165,7 +166,7 @@ pub enum Fact<'a> {
     Submitted {
         stream: StreamId,
         name: Option<&'a str>,
-        /// The [name](crate::Stream::task) of the work.
+        /// The [name](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html#method.task) of the work.
         task: Option<&'a Cow<'static, str>>,
         site: &'static Location<'static>,
     },
@@ -220,7 +221,7 @@ pub enum Fact<'a> {
         stream: StreamId,
         name: Option<&'a str>,
     },
-    /// The pool [admits no more requests](crate::Pool::stop_admitting).
+    /// The pool [admits no more requests](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.stop_admitting).
     Stopping,
     /// The pool was closed.
     Closed,
@@ -235,7 +236,7 @@ pub enum Fact<'a> {
     },
     /// The device failed. A sticky error ends the pool, and is told once.
     DeviceFailed { error: &'a DeviceError },
-    /// The [source of the capacity](crate::extend::CapacitySource) panicked.
+    /// The [source of the capacity](https://docs.rs/weirpool/latest/weirpool/extend/trait.CapacitySource.html) panicked.
     SourcePanicked,
     /// A task's waker panicked when it was called.
     WakerPanicked,

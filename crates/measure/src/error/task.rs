@@ -1,8 +1,8 @@
 //! The errors of submitted work.
 
 use super::StreamError;
-use crate::device::DeviceError;
 use std::error::Error;
+use weirpool_device::DeviceError;
 
 /// The reason why work could not be submitted to a stream, or did not come to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,10 +19,10 @@ pub enum TaskError {
         /// The description of the stream's device.
         device: String,
     },
-    /// The pool is [closed](crate::Pool::close). Nothing was submitted.
+    /// The pool is [closed](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.close). Nothing was submitted.
     #[error("the pool is closed; submit the work before the pool is closed")]
     Closed,
-    /// The function of a [run](crate::Stream::run) panicked. The stream went on.
+    /// The function of a [run](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html#method.run) panicked. The stream went on.
     #[error("the host function panicked: {message}")]
     Panicked {
         /// The message of the panic.
@@ -49,7 +49,7 @@ impl From<StreamError> for TaskError {
 pub type EnqueueError = Box<dyn Error + Send + Sync>;
 
 /// The reason why work was not submitted by a closure that can fail; of
-/// [`Native::try_submit`](crate::Native::try_submit) and [`Submission::try_submit`](crate::Submission::try_submit).
+/// [`Native::try_submit`](https://docs.rs/weirpool/latest/weirpool/struct.Native.html#method.try_submit) and [`Submission::try_submit`](https://docs.rs/weirpool/latest/weirpool/struct.Submission.html#method.try_submit).
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The stream does not take the work. The closure was not called.

@@ -1,33 +1,32 @@
 //! The part of the capacity that a [source](CapacitySource) lends to the pool.
 //!
 //! The heap knows the lease as a bound on held memory. A search that is short of it asks the source, whose answers are
-//! applied by the [queue](crate::queue).
+//! applied by the pool.
 //!
 //! A recall that is *binding* bounds the memory in use as well, until enough memory has come back. Meanwhile a bit of
 //! the gate is set: frees go to the heap, and are seen.
 
-use super::{Announcer, Effort, Mode};
-use crate::seam::{CapacitySource, Fact};
-use crate::sync::plain::{Arc, AtomicBool};
-use crate::sync::{Ordering, SharedNumber, assert_unlocked};
+use crate::CapacitySource;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use weirpool_measure::Fact;
+use weirpool_measure::announcer::Announcer;
+use weirpool_sync::plain::{Arc, AtomicBool};
+use weirpool_sync::{Ordering, SharedNumber, assert_unlocked};
 
 /// A source that the pool has joined. A panic of the source is reported, and affects nothing else.
 #[derive(Debug)]
-pub(crate) struct Lender {
-    pub(crate) source: Arc<dyn CapacitySource>,
+pub struct Lender {
+    /// The source.
+    pub source: Arc<dyn CapacitySource>,
     /// The most bytes that the pool may ever hold.
-    pub(crate) limit: u64,
+    pub limit: u64,
     announcer: Arc<Announcer>,
     has_ended: AtomicBool,
 }
 
 impl Lender {
-    pub(crate) fn new(
-        source: Arc<dyn CapacitySource>,
-        limit: u64,
-        announcer: Arc<Announcer>,
-    ) -> Self {
+    /// Creates the lender that a source is, which lends at most `limit` bytes.
+    pub fn new(source: Arc<dyn CapacitySource>, limit: u64, announcer: Arc<Announcer>) -> Self {
         Self {
             source,
             limit,
@@ -48,27 +47,28 @@ impl Lender {
     }
 
     /// Tells the source that memory came back while it waits for it.
-    pub(crate) fn tell_of_memory(&self) {
+    pub fn tell_of_memory(&self) {
         self.call(|source| source.memory_returned());
     }
 
     /// Tells the source, once, that the device has all memory back.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         if !self.has_ended.swap(true, Ordering::Relaxed) {
             self.call(|source| source.ended());
         }
     }
 
     /// Returns what keeps the source from working.
-    pub(crate) fn trouble(&self) -> Option<String> {
+    pub fn trouble(&self) -> Option<String> {
         self.call(|source| source.trouble()).flatten()
     }
 }
 
-/// See the [module](self).
+/// What the source lends now; see the [module](self).
 #[derive(Debug)]
-pub(crate) struct Lease {
-    pub(crate) lender: Option<Arc<Lender>>,
+pub struct Lease {
+    /// The source, if there is one.
+    pub lender: Option<Arc<Lender>>,
     /// The pass over the queue that asks, the last one that asked, and the bytes that it asked for; 0 if no request
     /// waits. The thread that serves the queue writes them.
     turn: SharedNumber,
@@ -82,7 +82,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(lender: Option<Arc<Lender>>) -> Self {
+    /// Creates the lease of a pool, without bounds yet.
+    pub fn new(lender: Option<Arc<Lender>>) -> Self {
         Self {
             lender,
             turn: SharedNumber::new(0),
@@ -94,13 +95,15 @@ impl Lease {
     }
 
     /// Begins a pass over the queue, whose needs replace those of earlier ones.
-    pub(crate) fn begin_turn(&self, turn: u64) {
+    #[inline]
+    pub fn begin_turn(&self, turn: u64) {
         self.turn.store(turn, Ordering::Relaxed);
     }
 
     /// Sets the grants that the bounds include, and the bytes that may be held; with `is_binding`, they bound the memory
     /// in use as well. Called under the heap's lock.
-    pub(super) fn set(&self, granted: u64, bytes: u64, is_binding: bool) {
+    #[inline]
+    pub fn set(&self, granted: u64, bytes: u64, is_binding: bool) {
         let most_in_use = if is_binding { bytes } else { u64::MAX };
         self.granted.store(granted, Ordering::Relaxed);
         self.most_in_use.store(most_in_use, Ordering::Relaxed);
@@ -108,30 +111,22 @@ impl Lease {
 
     /// Returns the bytes that must have been granted before this many may be in use; `None` if they may be now. Called
     /// under the heap's lock.
-    pub(super) fn wanted_for_use(&self, in_use: u64) -> Option<u64> {
+    #[inline]
+    pub fn wanted_for_use(&self, in_use: u64) -> Option<u64> {
         let most = self.most_in_use.load(Ordering::Relaxed);
         self.wanted(in_use.saturating_sub(most))
     }
 
     /// Returns the bytes that must have been granted where a bound lacks that many; `None` if it lacks none. Called
     /// under the heap's lock.
-    pub(super) fn wanted(&self, lacking: u64) -> Option<u64> {
+    #[inline]
+    pub fn wanted(&self, lacking: u64) -> Option<u64> {
         (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
-    }
-
-    /// Asks for bytes that the bounds lack. Returns whether they may be held now. A request that waits in the queue gets them
-    /// later, and one that is about to join it does not ask.
-    pub(super) fn borrow(&self, wanted: u64, mode: Mode<'_>) -> bool {
-        if mode.is_queued {
-            self.ask(wanted);
-            return false;
-        }
-        mode.effort == Effort::Immediate && self.ask_and_wait(wanted)
     }
 
     /// Asks for a request that waits in the queue. The largest need of one pass over the queue counts,
     /// and replaces that of an earlier pass.
-    fn ask(&self, wanted: u64) {
+    pub fn ask(&self, wanted: u64) {
         let Some(lender) = &self.lender else {
             return;
         };
@@ -146,14 +141,15 @@ impl Lease {
         lender.call(|source| source.need(wanted));
     }
 
-    /// Asks for a caller that wants an answer now.
-    fn ask_and_wait(&self, wanted: u64) -> bool {
+    /// Asks for a caller that wants an answer now. Returns whether the bytes may be held.
+    pub fn ask_and_wait(&self, wanted: u64) -> bool {
         let lender = self.lender.as_ref();
         lender.is_some_and(|lender| lender.call(|source| source.need_now(wanted)) == Some(true))
     }
 
     /// Notes that no request waits.
-    pub(crate) fn withdraw(&self) {
+    #[inline]
+    pub fn withdraw(&self) {
         if let Some(lender) = &self.lender
             && self.asked.load(Ordering::Relaxed) > 0
         {
@@ -163,7 +159,8 @@ impl Lease {
     }
 
     /// Returns whether the source has been asked for more, and has not granted it.
-    pub(crate) fn is_asking(&self) -> bool {
+    #[inline]
+    pub fn is_asking(&self) -> bool {
         self.asked.load(Ordering::Relaxed) > self.granted.load(Ordering::Relaxed)
     }
 }

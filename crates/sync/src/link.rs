@@ -1,11 +1,10 @@
 //! Links to the pool that can be cut.
 
-use crate::sync::{Arc, ForeignOption, Guards};
+use crate::{Arc, ForeignOption, Guards};
 
-/// The service that a waker or a future acts on, until the link is cut: a waker that the device or a dead runtime still
-/// holds must not keep the pool alive.
+/// The service that a waker or a future acts on, until the link is cut. A waker that outlives its use keeps no pool alive.
 #[derive(Debug)]
-pub(super) struct Link<T>(Arc<ForeignOption<Arc<T>>>);
+pub struct Link<T>(Arc<ForeignOption<Arc<T>>>);
 
 impl<T> Clone for Link<T> {
     fn clone(&self) -> Self {
@@ -14,17 +13,20 @@ impl<T> Clone for Link<T> {
 }
 
 impl<T> Link<T> {
-    pub(super) fn new(service: &Arc<T>) -> Self {
+    /// Links to a service.
+    pub fn new(service: &Arc<T>) -> Self {
         let service = Some(service.clone());
         Self(Arc::new(ForeignOption::new(Guards::Registry, service)))
     }
 
-    pub(super) fn service(&self) -> Option<Arc<T>> {
+    /// Returns the service, until the link is cut.
+    #[inline]
+    pub fn service(&self) -> Option<Arc<T>> {
         self.0.read(|service| service.cloned())
     }
 
     /// Returns the service that the link kept alive. The caller drops it with no lock held.
-    pub(super) fn cut(&self) -> Option<Arc<T>> {
+    pub fn cut(&self) -> Option<Arc<T>> {
         self.0.take()
     }
 }

@@ -1,59 +1,69 @@
-//! Blocks that reservations keep for the streams that freed them: see [`keeping`](super::keeping).
+//! Blocks that reservations keep for the streams that freed them.
 
 use crate::heap::Request;
 use crate::id::{ReservationId, StreamId};
-use crate::lane::{CachedBlock, Lane};
 use crate::sync::{Arc, Guard, Guards, Mutex};
+use crate::{CachedBlock, Lane};
 use std::any::Any;
 use std::collections::BTreeMap;
 
-/// Maximum number of blocks that a reservation keeps.
-pub(super) const ROOM: usize = 4;
-
 /// A block that was freed into its reservation, for the stream that freed it.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) stream: StreamId,
-    pub(crate) block: CachedBlock,
+pub struct Kept {
+    /// The stream.
+    pub stream: StreamId,
+    /// The block, with the ticket of its free.
+    pub block: CachedBlock,
     /// Memory of the host that the next owner of the block need not allocate. It owns nothing.
-    pub(crate) spare: Box<dyn Any + Send>,
+    pub spare: Box<dyn Any + Send>,
 }
 
 /// What a reservation's handle and the blocks drawn from it hold in common.
 #[derive(Debug, Default)]
-pub(crate) struct ReservationState {
+pub struct ReservationState {
     /// Set aside in all, in bytes.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Drawn of that, or about to be, in bytes. A draw may come to more bytes, or to none.
-    pub(crate) drawn: u64,
+    pub drawn: u64,
     /// The handle is gone.
-    pub(crate) is_over: bool,
+    pub is_over: bool,
     /// The handle is gone, and nothing is drawn.
-    pub(crate) is_spent: bool,
+    pub is_spent: bool,
     /// Freed, and allocated as far as the heap knows. Empty once the handle is gone.
-    pub(super) kept: Vec<Kept>,
+    pub kept: Vec<Kept>,
     /// The state is among [`KeepingReservations`].
-    pub(super) is_listed: bool,
+    pub is_listed: bool,
     /// A block was freed. The first one goes to the heap: many reservations allocate each size once.
-    pub(super) has_freed: bool,
+    pub has_freed: bool,
 }
 
 /// The states of reservations that may keep blocks.
 #[derive(Debug)]
-pub(super) struct KeepingReservations(Mutex<BTreeMap<ReservationId, Arc<Mutex<ReservationState>>>>);
+pub struct KeepingReservations(Mutex<BTreeMap<ReservationId, Arc<Mutex<ReservationState>>>>);
 
-impl KeepingReservations {
-    pub(super) fn new() -> Self {
+impl Default for KeepingReservations {
+    fn default() -> Self {
         Self(Mutex::new(Guards::Registry, BTreeMap::new()))
     }
+}
 
-    pub(super) fn lock(&self) -> Guard<'_, BTreeMap<ReservationId, Arc<Mutex<ReservationState>>>> {
+impl KeepingReservations {
+    /// Locks the list.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, BTreeMap<ReservationId, Arc<Mutex<ReservationState>>>> {
         self.0.lock()
     }
 }
 
+impl Kept {
+    /// Maximum number of blocks that a reservation keeps.
+    pub const MOST: usize = 4;
+}
+
 impl ReservationState {
-    pub(crate) fn of_size(size: u64) -> Arc<Mutex<Self>> {
+    /// Creates the state of a reservation of `size` bytes, all of which are left.
+    #[inline]
+    pub fn of_size(size: u64) -> Arc<Mutex<Self>> {
         let state = Self {
             size,
             ..Self::default()
@@ -62,7 +72,7 @@ impl ReservationState {
     }
 
     /// Draws a block of exactly the requested size that is kept for the lane's stream, if `take` agrees.
-    pub(crate) fn take_kept<R>(
+    pub fn take_kept<R>(
         &mut self,
         lane: &Lane,
         Request { bytes, alignment }: Request,

@@ -1,11 +1,11 @@
 //! Watches on copies of a device, as owned values.
 
-use super::{Device, Transfer, WatchId};
+use crate::device::{Device, Transfer, WatchId};
 use crate::sync::{assert_unlocked, plain::Arc};
 use std::task::Waker;
 
 /// A copy between host and device, and a watch on it.
-pub(crate) struct WatchedTransfer {
+pub struct WatchedTransfer {
     device: Arc<dyn Device>,
     watch: Option<WatchId>,
     transfer: Box<dyn Transfer>,
@@ -13,7 +13,7 @@ pub(crate) struct WatchedTransfer {
 
 impl WatchedTransfer {
     /// Wraps a copy of `device`.
-    pub(crate) fn new(device: &Arc<dyn Device>, transfer: Box<dyn Transfer>) -> Self {
+    pub fn new(device: &Arc<dyn Device>, transfer: Box<dyn Transfer>) -> Self {
         Self {
             device: device.clone(),
             watch: None,
@@ -22,7 +22,7 @@ impl WatchedTransfer {
     }
 
     /// Returns the copy, whose watch ends.
-    pub(crate) fn unwatched(&mut self) -> &mut dyn Transfer {
+    pub fn unwatched(&mut self) -> &mut dyn Transfer {
         if let Some(watch) = self.watch.take() {
             self.device.unwatch(watch);
         }
@@ -30,11 +30,13 @@ impl WatchedTransfer {
     }
 
     /// Calls `waker` once when the copy completes or fails; immediately if it already has.
-    pub(crate) fn watch(&mut self, waker: &Waker) {
+    pub fn watch(&mut self, waker: &Waker) {
         assert_unlocked("watch");
         let event = self.unwatched().event();
         // SAFETY: the event lives as long as the transfer, which is dropped after its watch is cancelled.
-        self.watch = Some(unsafe { self.device.watch(event, waker) });
+        #[allow(unsafe_code, reason = "device call on the transfer's event")]
+        let watch = unsafe { self.device.watch(event, waker) };
+        self.watch = Some(watch);
     }
 }
 
