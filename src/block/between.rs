@@ -111,6 +111,8 @@ impl Block {
                 // The other pool does not know that its stream is captured.
                 read.name_in(&route);
                 written.name_in(&route);
+                // While the graph may be launched, the devices keep their access.
+                route.uses.keep(Box::new((reader.clone(), writer.clone())));
             }
             // A launch makes the copy later.
             reader.lane.set_for_copies(false);

@@ -239,7 +239,10 @@ impl End<'_> {
             true => Route::of(self.0.registration()),
             false => None,
         };
-        if let Some(route) = route {
+        // Where other code has ended the capture, the work since then runs at once.
+        if let Some(route) = route
+            && route.clock.is_live(&self.0.registration().lane)
+        {
             return self.free_captured(&route.clock, block);
         }
         let Registration { service, lane, .. } = &**self.0.registration();

@@ -267,21 +267,21 @@ impl<'a> Draw<'a> {
         });
         let found = match exchanged {
             None => return Ok(None),
-            Some(Exchanged::Granted(grant)) => self.to.accept(grant, Source::Free)?,
+            Some(Exchanged::Granted(grant)) => self.to.accept(grant, Source::Free),
             Some(Exchanged::Planned(plan, exchange)) => {
                 let whom = For::HeapReservation(self.to.lane.id, exchange);
-                let found = self.to.carry_out(plan, whom)?;
+                let found = self.to.carry_out(plan, whom);
                 // An exchange that comes to nothing moves its pieces back.
-                self.exchanged_in_vain += u64::from(found.is_none());
+                self.exchanged_in_vain += u64::from(matches!(found, Ok(None)));
                 found
             }
         };
         // The pieces may serve waiters, or be more than the pool is to hold. After a refusal that was expected they are
         // where they were, and a request that exchanges when it hears of a change would wake itself for ever.
-        if found.is_some() || !was_refused {
+        if !matches!(found, Ok(None)) || !was_refused {
             engine.shared.publish(Change::Memory);
         }
         maintenance::schedule_after_return(engine);
-        Ok(found)
+        found
     }
 }

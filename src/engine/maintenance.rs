@@ -136,7 +136,7 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
         return Ok(Trimmed::new(capacity, 0, &figures::statistics(engine)));
     }
     engine.maintenance.is_shrunk.store(true, Ordering::Relaxed);
-    let released = reaping::reclaim(engine).and_then(|()| release_down_to(engine, capacity));
+    let released = reclaim_above(engine, capacity);
     schedule_after_return(engine);
     Ok(Trimmed::new(
         capacity,

@@ -4,7 +4,7 @@ use super::drains::Drains;
 use super::funnel::{Funnel, Member, wake_all};
 use super::spawned::Spawned;
 use super::waiter::Waiter;
-use super::waiters::{Displaced, Waiters};
+use super::waiters::{Displaced, Leaving, Waiters};
 use super::{Demand, Rules, Terms};
 use crate::background::{Background, Errand};
 use crate::device::Device;
@@ -106,11 +106,10 @@ impl Service {
         );
     }
 
-    /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
-    /// candidate.
+    /// Takes a request out of the queue. Returns whether another one is a candidate.
     #[must_use = "memory must be searched for a candidate"]
-    pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>) -> bool {
-        let moved = self.queue.leave(waiter, waited, self.now());
+    pub(super) fn leave(&self, waiter: &Waiter, how: Leaving) -> bool {
+        let moved = self.queue.leave(waiter, how, self.now());
         maintenance::resume(&self.engine);
         self.relieve_new_first(waiter.demand.tag, moved);
         moved.has_candidate
@@ -170,7 +169,7 @@ impl Service {
             // It was granted or failed before, or is gone, and leaves the queue with that outcome.
             return;
         };
-        if self.leave(waiter, None) {
+        if self.leave(waiter, Leaving::Unserved) {
             self.funnel.notify_candidate();
         }
         self.uncharge_unserved(waiter);

@@ -76,10 +76,12 @@ pub(super) struct JoinRefused {
 }
 
 /// How a request leaves the queue.
-#[derive(Clone, Copy, Debug)]
-enum Leaving {
-    /// Served after that long.
-    Served(Duration),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// With its grant, which keeps the charge of its tag.
+    Served,
+    /// With memory of a reservation, which its tag is not charged for, and nothing of the queue.
+    Drawn,
     Unserved,
     /// It lost its place to a request of another tag.
     Displaced,
@@ -245,9 +247,8 @@ impl Waiters {
         }
     }
 
-    /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
-    pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>, now: Duration) -> Moved {
-        let how = waited.map_or(Leaving::Unserved, Leaving::Served);
+    /// Removes a request. The second call for a request does nothing.
+    pub(super) fn leave(&self, waiter: &Waiter, how: Leaving, now: Duration) -> Moved {
         let mut members = self.members.lock_with_trash();
         let (members, trash) = members.parts();
         self.leave_from(members, waiter, how, now, trash)
@@ -262,7 +263,7 @@ impl Waiters {
         trash: &mut Trash<Arc<Waiter>>,
     ) -> Moved {
         let entry = &waiter.entry;
-        let is_served = matches!(how, Leaving::Served(_));
+        let is_served = how == Leaving::Served;
         let Some(left) = members.queue.leave(entry, is_served, now) else {
             return Moved::default();
         };
@@ -280,7 +281,9 @@ impl Waiters {
         self.scopes.leave(waiter, trash);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         self.counted_for(waiter).for_each(|waits| match how {
-            Leaving::Served(waited) => waits.end(WaitOutcome::Served, waited),
+            Leaving::Served | Leaving::Drawn => {
+                waits.end(WaitOutcome::Served, now.saturating_sub(entry.since));
+            }
             Leaving::Unserved => waits.end(waiter.unserved(), Duration::ZERO),
             Leaving::Displaced => waits.end_refused(),
         });
