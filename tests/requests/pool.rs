@@ -114,27 +114,6 @@ fn no_stream_is_made_to_wait_without_internal_dependencies() {
     }
 }
 
-/// An event is recorded at every free, for each batch of bytes, or only on demand.
-#[test]
-fn events_are_recorded_by_free_by_bytes_or_on_demand() {
-    const FREES: u64 = 64;
-    const BYTES: u64 = 64 << 10;
-    let records = |sealing| {
-        let (device, pool, [(_, stream)]) =
-            set_up_with(|device| builder(device, 64 * MIB).sealing(sealing));
-        let blocks = several(&pool, &stream, FREES, BYTES);
-        let before = device.counters().calls(Call::Record);
-        drop(blocks);
-        let records = device.counters().calls(Call::Record) - before;
-        stream.seal().unwrap();
-        (records, device.counters().calls(Call::Record) - before)
-    };
-    assert_eq!(records(Sealing::EveryFree), (FREES, FREES));
-    // The frees that exceed the bound seal: the 17th, and the 33rd after that, since they come at once.
-    assert_eq!(records(Sealing::Spaced(16 * BYTES)), (2, 3));
-    assert_eq!(records(Sealing::OnDemand), (0, 1));
-}
-
 /// Events are rarer while frees come close together, until another stream wants the memory.
 #[test]
 fn events_are_further_apart_where_frees_come_close() {
@@ -328,28 +307,6 @@ fn stream_ids_are_never_used_again() {
     let ids: Vec<_> = (0..100).map(|_| stream(&device, &pool).1.id()).collect();
     let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
     assert_eq!(distinct.len(), ids.len());
-}
-
-/// *bounded-events*: the steady state creates no events.
-#[test]
-fn steady_state_creates_no_events() {
-    let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .sealing(Sealing::EveryFree)
-        .made();
-    let streams: Vec<_> = (0..4).map(|_| stream(&device, &pool)).collect();
-    let round = |count: usize| {
-        for _ in 0..count {
-            for (work, stream) in &streams {
-                use_and_free(&pool, (work, stream), 4 * MIB, us(10));
-            }
-            device.advance(us(20));
-        }
-        pool.inspect().statistics().events_created
-    };
-    let warm = round(20);
-    assert_eq!(round(500), warm);
-    assert!(warm <= 4 * 16, "{warm} events for four streams");
 }
 
 /// Trimming releases free memory, and keeps used and pending memory.

@@ -39,10 +39,9 @@ fn head_that_is_not_polled_does_not_silence_the_others() {
     assert!(woken.get() > before, "the middle one sleeps for ever");
 }
 
-/// The reclaimer was spawned on a current-thread runtime that is not running.
-#[cfg(feature = "tokio")]
+/// A request was polled under a runtime that runs no more.
 #[test]
-fn stopped_runtime_does_not_silence_the_waiters() {
+fn stopped_runtime_neither_silences_the_waiters_nor_keeps_the_memory() {
     let sim = manual();
     let (pool, a, block) = full(&sim);
     let rt = tokio::runtime::Builder::new_current_thread()
@@ -52,9 +51,12 @@ fn stopped_runtime_does_not_silence_the_waiters() {
         let w = not_ready(pool.allocate(&a, MIB));
         drop(w); // e.g. a timeout, a select
     });
-    let (_w, woken, _) = not_ready_counted(pool.allocate(&a, MIB));
+    let (w, woken, _) = not_ready_counted(pool.allocate(&a, MIB));
     drop(block);
     assert!(woken.get() > 0, "only the stopped runtime is notified");
+    drop(w);
+    drop((pool, a));
+    assert_eq!(sim.counters().physical_in_use, 0);
 }
 
 /// The entered runtime was shut down, so a task spawned on it is dropped at once.
@@ -77,25 +79,6 @@ fn terminated_runtime_is_not_spawned_on_repeatedly() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(woken.get() <= 2, "each poll wakes itself: {}", woken.get());
-}
-
-/// The last handle is dropped while a reclaimer is on a runtime that is not running.
-#[cfg(feature = "tokio")]
-#[test]
-fn stopped_runtime_does_not_keep_the_memory() {
-    let sim = manual();
-    let rt = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
-    {
-        let (pool, a, block) = full(&sim);
-        rt.block_on(async {
-            let w = not_ready(pool.allocate(&a, MIB));
-            drop(w);
-        });
-        drop(block);
-    }
-    assert_eq!(sim.counters().physical_in_use, 0);
 }
 
 /// Without the opportunistic policy, waiting synchronizes.

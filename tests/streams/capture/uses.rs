@@ -376,43 +376,31 @@ fn copies_on_other_streams_come_after_launches() {
     }
 }
 
-/// The graph owns the block from then on: the future does not wait for the graph's end.
+/// The graph owns a block from outside from then on: the future does not wait for the graph's end. A block of the graph's
+/// memory is reused after the launches of that time.
 #[test]
-fn awaited_free_of_a_block_that_a_graph_keeps_waits_for_its_launches_so_far() {
+fn awaited_free_of_a_graphs_block_waits_for_its_launches_so_far() {
     for site in sites() {
-        let mut block = site.take(KIB4);
-        let address = block.address().to_bits();
-        let graph = site.graph_of(&mut block);
-        let (work, other) = site.other();
-        work.submit(Operation::new(us(1000)));
-        graph.launch(&other).unwrap();
-        let mut freed = not_ready(block.deallocate());
-        site.device.advance(us(900));
-        assert!(poll(&mut freed).is_pending());
-        site.finish(freed).unwrap();
-        assert!(!site.is_available(address));
-        drop(graph);
-        site.settle();
-        assert!(site.is_available(address));
-    }
-}
-
-/// A block of the graph's memory that is freed outside the capture is reused after the launches of that time.
-#[test]
-fn free_of_a_block_of_the_graphs_memory_comes_after_launches() {
-    for site in sites() {
-        let memory = site.pool.graph_memory();
-        let capture = memory.capture(&site.stream).unwrap();
-        let mut block = site.take(KIB4);
-        block.fill(&site.stream, Fill::Byte(7)).unwrap();
-        let graph = capture.end().unwrap();
-        let (work, other) = site.other();
-        work.submit(Operation::new(us(1000)));
-        graph.launch(&other).unwrap();
-        let mut freed = not_ready(block.deallocate());
-        site.device.advance(us(900));
-        assert!(poll(&mut freed).is_pending());
-        site.finish(freed).unwrap();
+        for inside in [false, true] {
+            let outside = (!inside).then(|| site.take(KIB4));
+            let memory = site.pool.graph_memory();
+            let capture = memory.capture(&site.stream).unwrap();
+            let mut block = outside.unwrap_or_else(|| site.take(KIB4));
+            let address = block.address().to_bits();
+            block.fill(&site.stream, Fill::Byte(7)).unwrap();
+            let graph = capture.end().unwrap();
+            let (work, other) = site.other();
+            work.submit(Operation::new(us(1000)));
+            graph.launch(&other).unwrap();
+            let mut freed = not_ready(block.deallocate());
+            site.device.advance(us(900));
+            assert!(poll(&mut freed).is_pending());
+            site.finish(freed).unwrap();
+            assert!(!site.is_available(address));
+            drop((graph, memory));
+            site.settle();
+            assert!(site.is_available(address));
+        }
     }
 }
 

@@ -146,7 +146,7 @@ fn readme_shows_a_violation_as_it_is_printed() {
     world.work[1].submit(copy_out.reads(address, bytes));
     drop(block);
     let printed = without_places(&world.only().to_string());
-    let readme = include_str!("../../../README.md");
+    let readme = include_str!("../../../../../README.md");
     let examples: Vec<_> = readme.split("```").map(without_places).collect();
     let shows = |example: &String| example.strip_prefix("text ") == Some(&printed);
     assert!(examples.iter().any(shows), "{printed}");
