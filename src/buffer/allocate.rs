@@ -7,7 +7,7 @@ use crate::error::AllocError;
 use crate::handles::Caller;
 use crate::id::ReservationId;
 use crate::pool::allocate::{Borrowed, ForBlock};
-use crate::pool::request::{Attempt, Begun, IsUsable, Kind, Wish};
+use crate::pool::request::{Attempt, Begun, IsUsable, Kind, Miss, Wish};
 use crate::pool::{Layout, Pool, Request};
 use crate::queue::{Asker, Demand};
 use crate::stream::Stream;
@@ -86,12 +86,14 @@ impl<T> Kind for ForBuffer<'_, T> {
         self.block.asker()
     }
 
-    fn take_at_once(&self, wish: &Wish) -> Option<Buffer<T>> {
+    fn take_at_once(&self, wish: &Wish) -> Result<Buffer<T>, Miss> {
         self.block.take_at_once(wish).map(|block| self.over(block))
     }
 
-    fn take_cached(&self, wish: &Wish) -> Option<Buffer<T>> {
-        self.block.take_cached(wish).map(|block| self.over(block))
+    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Buffer<T>, Miss> {
+        self.block
+            .take_cached(wish, first)
+            .map(|block| self.over(block))
     }
 
     fn begin(&self, attempt: Attempt) -> Result<Begun<Buffer<T>>, AllocError> {

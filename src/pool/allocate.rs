@@ -1,7 +1,7 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
 use super::layout::{Layout, expect_capacity_for, round_up};
-use super::request::{Attempt, Begun, IsUsable, Kind, Request, Wish};
+use super::request::{Attempt, Begun, IsUsable, Kind, Miss, Request, Wish};
 use super::{Pool, captured, entered_scope};
 use crate::block::Block;
 use crate::engine::{Allocation, Allocations, Engine, NoMemory, Part, Parts, pass_through};
@@ -187,26 +187,26 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Option<Block> {
+    fn take_at_once(&self, wish: &Wish) -> Result<Block, Miss> {
         let Self {
             handles,
             layout,
             room,
         } = self;
         if wish.terms.tag.is_some() || room.is_some() || wish.fill.is_some() {
-            return None;
+            return Err(Miss::Unsearched);
         }
         take_from_lane(handles.pool(), handles.registration(), *layout)
     }
 
     #[inline(always)]
-    fn take_cached(&self, wish: &Wish) -> Option<Block> {
+    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Block, Miss> {
         if self.room.is_some() || wish.fill.is_some() {
-            return None;
+            return Err(Miss::Unsearched);
         }
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         match wish.terms.tag {
-            None => take_cached(pool, registration, self.layout),
+            None => take_cached(pool, registration, self.layout, first),
             Some(tag) => take_charged(pool, registration, self.layout, tag),
         }
     }
@@ -214,7 +214,11 @@ impl<H: Handles> Kind for ForBlock<H> {
     #[inline(always)]
     fn begin(&self, attempt: Attempt) -> Result<Begun<Block>, AllocError> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
-        let Attempt { tag, caller } = attempt;
+        let Attempt {
+            tag,
+            caller,
+            is_searched,
+        } = attempt;
         let is_own = plain::Arc::ptr_eq(&registration.presence, &pool.presence);
         if !is_own || registration.observers.is_some() {
             pool.presence.expect_own(registration, caller.location)?;
@@ -235,12 +239,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         }
         let mut ask = Ask::one(demand, Placement::Anywhere);
         ask.demand.is_of_holder = is_in_scope && self.scope(&ask.demand).is_some();
-        // In the plain cases, which come first.
-        ask.is_searched = tag.is_none()
-            && caller.fill.is_none()
-            && registration.observers.is_none()
-            && self.layout.alignment <= registration.step
-            && !is_in_scope;
+        ask.is_searched = is_searched;
         Ok(Begun::Asks(ask))
     }
 
@@ -263,69 +262,68 @@ impl<H: Handles> Kind for ForBlock<H> {
 const _: () = assert!(size_of::<Result<Block, AllocError>>() == size_of::<Block>());
 
 /// Takes the plain case: a block that the stream's cache has, untagged, while there are no observers and no scope of
-/// a reservation is entered. If it returns `None`, nothing was checked.
+/// a reservation is entered. If it returns a miss, nothing was checked.
 #[inline(always)]
 pub(super) fn take_from_lane(
     pool: &Pool,
     registration: &Arc<Registration>,
     layout: Layout,
-) -> Option<Block> {
+) -> Result<Block, Miss> {
     let rounded = plain_size(pool, registration, layout)?;
-    take_rounded(registration, layout.bytes, rounded, None)
+    take_rounded(registration, layout.bytes, rounded, None).ok_or(Miss::Searched)
 }
 
-/// Takes the plain case for a tag, which is charged first. Returns `None` if this is not the plain case, or the tag's
+/// Takes the plain case for a tag, which is charged first. Returns a miss if this is not the plain case, or the tag's
 /// limit does not allow it; nothing is charged then.
 fn take_charged(
     pool: &Pool,
     registration: &Arc<Registration>,
     layout: Layout,
     tag: Tag,
-) -> Option<Block> {
-    let Some(rounded) = plain_size(pool, registration, layout) else {
-        return none_is_plain();
-    };
+) -> Result<Block, Miss> {
+    let rounded = plain_size(pool, registration, layout).map_err(none_is_plain)?;
     let service = &registration.service;
     let account = service.queue.accounts.of(tag);
-    account.charge(rounded).ok()?;
+    account.charge(rounded).map_err(|_| Miss::Unsearched)?;
     let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
     match &taken {
         Some(_) => account.count_granted(),
         None => service.uncharge(tag, rounded),
     }
-    taken
+    taken.ok_or(Miss::Searched)
 }
 
 /// Tells the compiler that the plain case is the usual one: it has many conditions.
 #[cold]
 #[inline(never)]
-fn none_is_plain() -> Option<Block> {
-    None
+fn none_is_plain(miss: Miss) -> Miss {
+    miss
 }
 
-/// Takes the plain case of a size that has no stack, or of an ordered source of segments. A size that has a stack was
-/// searched [at once](take_from_lane).
+/// Takes the plain case of a size that has no stack, or of an ordered source of segments. Blocks of a size that has a stack
+/// were searched for [at once](take_from_lane), with the miss `first`.
 #[inline(always)]
 pub(super) fn take_cached(
     pool: &Pool,
     registration: &Arc<Registration>,
     layout: Layout,
-) -> Option<Block> {
+    first: Miss,
+) -> Result<Block, Miss> {
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
     let Registration { service, lane, .. } = &**registration;
-    let (allocation, left) = match lane.cache.bounds.spares.is_some() {
-        true => pass_through::take(&service.engine, lane, rounded, rounding)?,
+    let taken = match lane.cache.bounds.spares.is_some() {
+        true => pass_through::take(&service.engine, lane, rounded, rounding),
+        false if !lane.cache.bounds.has_large(rounded) => return Err(first),
+        false if lane.cache.is_captured() => return Err(Miss::Unsearched),
         false => {
-            if !lane.cache.bounds.has_large(rounded) || lane.cache.is_captured() {
-                return None;
-            }
-            let cached = lane.cache.take(rounded, rounding, Fit::Exact)?;
-            (Allocation::of_cache(cached), None)
+            let cached = lane.cache.take(rounded, rounding, Fit::Exact);
+            cached.map(|cached| (Allocation::of_cache(cached), None))
         }
     };
+    let (allocation, left) = taken.ok_or(Miss::Searched)?;
     let registration = left.unwrap_or_else(|| registration.clone());
-    Some(Block::of(
+    Ok(Block::of(
         registration,
         allocation,
         rounding,
@@ -340,7 +338,7 @@ fn plain_size(
     pool: &Pool,
     registration: &Arc<Registration>,
     Layout { bytes, alignment }: Layout,
-) -> Option<u64> {
+) -> Result<u64, Miss> {
     let step = registration.step;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
@@ -349,9 +347,9 @@ fn plain_size(
         && alignment <= step
         && !entered_scope::is_any();
     if !is_plain {
-        return None;
+        return Err(Miss::Unsearched);
     }
-    Some(round_up(bytes, step))
+    Ok(round_up(bytes, step))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.

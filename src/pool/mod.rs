@@ -57,6 +57,7 @@ pub use inspect::Inspect;
 pub use layout::Layout;
 pub use maintain::Maintain;
 pub use peers::{AccessGuard, Peers};
+use request::Miss;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
@@ -281,8 +282,8 @@ impl Pool {
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();
         match allocate::take_from_lane(self, stream.registration(), Layout::new(bytes)) {
-            Some(block) => Ok(block),
-            None => self.try_allocate_slowly(stream, bytes, location),
+            Ok(block) => Ok(block),
+            Err(miss) => self.try_allocate_slowly(stream, bytes, location, miss),
         }
     }
 
@@ -293,13 +294,14 @@ impl Pool {
         stream: &Stream,
         bytes: u64,
         location: &'static Location<'static>,
+        miss: Miss,
     ) -> Result<Block, AllocError> {
         let layout = Layout::new(bytes);
-        match allocate::take_cached(self, stream.registration(), layout) {
-            Some(block) => Ok(block),
-            None => {
+        match allocate::take_cached(self, stream.registration(), layout, miss) {
+            Ok(block) => Ok(block),
+            Err(miss) => {
                 let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
-                Request::new(kind, location).search_now()
+                Request::new(kind, location).search_now(miss)
             }
         }
     }

@@ -112,11 +112,12 @@ pub trait Kind: Unpin {
     /// Returns the stream and the pool of the request.
     fn asker(&self) -> Asker<'_>;
 
-    /// Takes memory that the stream's cache has, for a tag, which is charged, or of a size that has no stack.
+    /// Takes memory that the stream's cache has, for a tag, which is charged, or of a size that has no stack. `first` is the
+    /// miss of [`take_at_once`](Self::take_at_once).
     #[inline(always)]
-    fn take_cached(&self, wish: &Wish) -> Option<Self::Output> {
+    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Self::Output, Miss> {
         let _ = wish;
-        None
+        Err(first)
     }
 
     /// Checks the request: says what it asks for, or takes memory that need not be searched for.
@@ -136,12 +137,12 @@ pub trait Kind: Unpin {
         caller: Caller,
     ) -> Result<Self::Output, AllocError>;
 
-    /// Handles the plain case: takes memory from the stream's cache, without any checks. If it returns `None`, nothing was
+    /// Handles the plain case: takes memory from the stream's cache, without any checks. If it returns a miss, nothing was
     /// checked.
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Option<Self::Output> {
+    fn take_at_once(&self, wish: &Wish) -> Result<Self::Output, Miss> {
         let _ = wish;
-        None
+        Err(Miss::Unsearched)
     }
 
     /// Returns the reservation that the request may draw from, if it is made in the scope of one.
@@ -160,11 +161,22 @@ pub trait Kind: Unpin {
     }
 }
 
+/// Whether the stream's cache was searched in vain. Another thread may enter a scope or raise the capacity at any time,
+/// and what is the plain case in one look need not be so in the next: each look says for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// It is not the plain case.
+    Unsearched,
+    Searched,
+}
+
 /// What a request was made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
     pub(super) tag: Option<Tag>,
     pub(super) caller: Caller,
+    /// The stream's cache was searched.
+    pub(super) is_searched: bool,
 }
 
 /// The beginning of a request.
@@ -319,8 +331,8 @@ impl<K: Kind> Request<K> {
     #[inline]
     pub fn try_now(mut self) -> Result<K::Output, AllocError> {
         match self.kind.take_at_once(&self.wish) {
-            Some(output) => Ok(output),
-            None => self.try_slowly(),
+            Ok(output) => Ok(output),
+            Err(miss) => self.try_slowly(miss),
         }
     }
 
@@ -400,10 +412,12 @@ impl<K: Kind> Request<K> {
         this.waiting.poll_stalled(service, context.waker())
     }
 
-    fn attempt(&self) -> Attempt {
+    /// `miss` is that of [`take_cached`](Kind::take_cached).
+    fn attempt(&self, miss: Miss) -> Attempt {
         Attempt {
             tag: self.wish.terms.tag,
             caller: self.caller(false),
+            is_searched: miss == Miss::Searched,
         }
     }
 
@@ -419,17 +433,17 @@ impl<K: Kind> Request<K> {
 
     #[cold]
     #[inline(never)]
-    fn try_slowly(&mut self) -> Result<K::Output, AllocError> {
-        match self.kind.take_cached(&self.wish) {
-            Some(output) => Ok(output),
-            None => self.search_now(),
+    fn try_slowly(&mut self, miss: Miss) -> Result<K::Output, AllocError> {
+        match self.kind.take_cached(&self.wish, miss) {
+            Ok(output) => Ok(output),
+            Err(miss) => self.search_now(miss),
         }
     }
 
     /// Takes memory that the stream's cache has not.
     #[inline]
-    pub(super) fn search_now(&mut self) -> Result<K::Output, AllocError> {
-        let attempt = self.attempt();
+    pub(super) fn search_now(&mut self, miss: Miss) -> Result<K::Output, AllocError> {
+        let attempt = self.attempt(miss);
         let ask = match self.kind.begin(attempt)? {
             Begun::Taken(output) => return Ok(output),
             Begun::Asks(ask) => ask,
@@ -449,9 +463,10 @@ impl<K: Kind> Request<K> {
         &mut self,
         polled: &mut Poll<Result<K::Output, AllocError>>,
         context: &mut Context<'_>,
+        miss: Miss,
     ) {
         *polled = match std::mem::take(&mut self.is_new) {
-            true => self.poll_new(context),
+            true => self.poll_new(context, miss),
             false => self.poll_waiting(context),
         };
     }
@@ -478,11 +493,15 @@ impl<K: Kind> Request<K> {
         }
     }
 
-    fn poll_new(&mut self, context: &mut Context<'_>) -> Poll<Result<K::Output, AllocError>> {
-        if let Some(output) = self.kind.take_cached(&self.wish) {
-            return Poll::Ready(Ok(output));
-        }
-        let attempt = self.attempt();
+    fn poll_new(
+        &mut self,
+        context: &mut Context<'_>,
+        miss: Miss,
+    ) -> Poll<Result<K::Output, AllocError>> {
+        let attempt = match self.kind.take_cached(&self.wish, miss) {
+            Ok(output) => return Poll::Ready(Ok(output)),
+            Err(miss) => self.attempt(miss),
+        };
         let mut ask = match self.kind.begin(attempt)? {
             Begun::Taken(output) => return Poll::Ready(Ok(output)),
             Begun::Asks(ask) => ask,
@@ -552,14 +571,18 @@ impl<K: Kind> Future for Request<K> {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.is_new
-            && let Some(output) = this.kind.take_at_once(&this.wish)
-        {
-            this.is_new = false;
-            return Poll::Ready(Ok(output));
+        let mut miss = Miss::Unsearched;
+        if this.is_new {
+            match this.kind.take_at_once(&this.wish) {
+                Ok(output) => {
+                    this.is_new = false;
+                    return Poll::Ready(Ok(output));
+                }
+                Err(first) => miss = first,
+            }
         }
         let mut polled = Poll::Pending;
-        this.poll_into(&mut polled, context);
+        this.poll_into(&mut polled, context, miss);
         polled
     }
 }

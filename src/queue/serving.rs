@@ -155,10 +155,16 @@ fn fail_hopeless(service: &Service) {
 }
 
 /// Removes a request whose future ends. Serves requests that move up, because their own executors may be dead; also
-/// if the request was notified and did not serve. After the last request nothing is watched any more.
-pub(super) fn depart(service: &Arc<Service>, waiter: &Waiter, waited: Option<Duration>) {
+/// if the request was notified and did not serve. After the last request nothing is watched any more. Unless the request
+/// takes a grant, its tag gets its bytes back.
+pub(super) fn depart(
+    service: &Arc<Service>,
+    waiter: &Waiter,
+    waited: Option<Duration>,
+    takes_grant: bool,
+) {
     let has_candidate = service.leave(waiter, waited);
-    if waited.is_none() {
+    if !takes_grant {
         service.uncharge_unserved(waiter);
     }
     if has_candidate || service.queue.is_empty() {

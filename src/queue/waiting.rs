@@ -141,9 +141,12 @@ impl Waiting {
         let waiter = &self.0.as_deref()?.waiter;
         waiter.scope?;
         waiter.expect_pieces(true);
-        let drawn = match draw(&waiter.demand) {
-            Ok(drawn) => Ok(drawn),
-            Err(NoMemory::Never(error)) => Err(error),
+        let (end, drawn) = match draw(&waiter.demand) {
+            Ok(drawn) => (End::Drawn, Ok(drawn)),
+            Err(NoMemory::Never(error)) => {
+                waiter.record_unserved(outcome_of(&error));
+                (End::Unserved, Err(error))
+            }
             // It has enough, in pieces that are too small now.
             Err(NoMemory::NotReserved { .. }) => return None,
             Err(_) => {
@@ -151,7 +154,7 @@ impl Waiting {
                 return None;
             }
         };
-        self.finish(service, true);
+        self.finish(service, end);
         Some(drawn)
     }
 
@@ -174,10 +177,14 @@ impl Waiting {
         if let Ok(allocations) = &answer {
             count_parts(&waiter.lane, allocations, &waiter.parts);
         }
-        if let Err(error) = &answer {
-            waiter.record_unserved(outcome_of(error));
-        }
-        self.finish(service, answer.is_ok());
+        let end = match &answer {
+            Ok(_) => End::Granted,
+            Err(error) => {
+                waiter.record_unserved(outcome_of(error));
+                End::Unserved
+            }
+        };
+        self.finish(service, end);
         Poll::Ready(answer.map(|allocations| (waiter, allocations)))
     }
 
@@ -227,11 +234,11 @@ impl Waiting {
     #[cold]
     #[inline(never)]
     pub(crate) fn abandon(&mut self, service: &Arc<Service>) {
-        self.finish(service, false);
+        self.finish(service, End::Unserved);
     }
 
     /// Leaves the queue, whatever the outcome. A grant that the request did not take goes to others.
-    fn finish(&mut self, service: &Arc<Service>, was_served: bool) {
+    fn finish(&mut self, service: &Arc<Service>, end: End) {
         let Some(membership) = self.0.take() else {
             return;
         };
@@ -239,12 +246,11 @@ impl Waiting {
         let left_over = waiter.cancel();
         let left_over = left_over.map(|found| Unclaimed::new(service, &waiter, found));
         let time_waited = service.now().saturating_sub(waiter.entry.since);
-        let waited = was_served.then_some(time_waited);
-        let outcome = match was_served {
-            true => WaitOutcome::Served,
-            false => waiter.unserved(),
+        let (waited, outcome) = match end {
+            End::Granted | End::Drawn => (Some(time_waited), WaitOutcome::Served),
+            End::Unserved => (None, waiter.unserved()),
         };
-        serving::depart(service, &waiter, waited);
+        serving::depart(service, &waiter, waited, end == End::Granted);
         service.engine.store.tell(|| Fact::Waited {
             since: told,
             stream: waiter.lane.id.of_a_stream(),
@@ -255,6 +261,16 @@ impl Waiting {
         });
         drop(left_over);
     }
+}
+
+/// How a request ends that waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It takes the queue's grant, and the memory keeps the charge of its tag.
+    Granted,
+    /// It takes memory of a reservation, which its tag is not charged for.
+    Drawn,
+    Unserved,
 }
 
 impl Membership {

@@ -124,7 +124,7 @@ fn pool_holds_what_its_source_lends() {
     let mut request = not_ready(pool.allocate(&stream, 4 * MIB));
     let holding = source.set_limit(8 * MIB).unwrap();
     assert_eq!((holding.held, holding.waiting), (4 * MIB, 0));
-    let block = now(&mut request).unwrap();
+    let block = soon(&mut request).unwrap();
     drop(block);
     assert_eq!(
         source.set_limit(0).unwrap().held,
@@ -171,7 +171,7 @@ fn limit_that_falls_while_requests_wait_holds_them_back_until_it_rises() {
     assert!(source.set_limit(4 * MIB).unwrap().held <= 4 * MIB);
     assert!(poll(&mut request).is_pending(), "it needs 8 MiB");
     source.set_limit(8 * MIB);
-    drop(now(&mut request).unwrap());
+    drop(soon(&mut request).unwrap());
     assert_eq!(needed.load(Ordering::SeqCst), 0, "no request waits");
 }
 
@@ -184,7 +184,7 @@ fn pending_memory_within_a_binding_bound_is_granted_to_a_waiting_request() {
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     let mut request = not_ready(pool.allocate(&stream, 8 * MIB));
     drop(held);
-    drop(now(&mut request).unwrap());
+    drop(soon(&mut request).unwrap());
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn source_that_panics_leaves_the_pool_within_its_bounds() {
     source.set_limit(6 * MIB);
     drop(held); // memory_returned
     source.set_limit(6 * MIB);
-    drop(now(&mut request).unwrap()); // satisfied
+    drop(soon(&mut request).unwrap()); // satisfied
     pool.inspect().check_conserved().unwrap();
     drop(request);
     drop((stream, pool));
@@ -380,7 +380,7 @@ fn recall_reaches_what_a_source_of_segments_keeps() {
         assert!(pool.try_allocate(&stream, MIB).is_err(), "the bound is 0");
         let mut request = not_ready(pool.allocate(&stream, 16 * MIB));
         assert_eq!(source.set_limit(32 * MIB).unwrap().held, 16 * MIB);
-        let first = now(&mut request).unwrap();
+        let first = soon(&mut request).unwrap();
         let second = pool.try_allocate(&stream, 16 * MIB).unwrap();
         assert!(pool.try_allocate(&stream, MIB).is_err(), "all is held");
         drop(second);
@@ -388,7 +388,7 @@ fn recall_reaches_what_a_source_of_segments_keeps() {
         eventually(|| reserved() == 16 * MIB);
         let mut request = not_ready(pool.allocate(&stream, 16 * MIB));
         drop(first);
-        let again = now(&mut request).unwrap();
+        let again = soon(&mut request).unwrap();
         assert_eq!(source.set_limit(0).unwrap().held, 16 * MIB, "in use");
         drop(again);
         eventually(|| source.set_limit(0).unwrap().held == 0 && reserved() == 0);

@@ -4,6 +4,7 @@
 //! caller submits nothing. All time is virtual, and every run is the same.
 
 use crate::common::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Call, Checker, Counters, Operation, SimDevice, SimStream};
 use weirpool::device::*;
@@ -62,7 +63,7 @@ const WARM_UP: usize = 200;
 const ITERATIONS: usize = 1000;
 
 /// The mean cost of an iteration.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct Cost {
     queries: f64,
     records: f64,
@@ -197,6 +198,27 @@ fn stream_queries_few_others_while_new_memory_is_available() {
         (alone.queries, alone.records, alone.waits, alone.memory),
         (0.0, 0.0, 0.0, 0.0)
     );
+}
+
+/// An allocation looks several times for a scope that it is in. Another thread that enters one and leaves it in between
+/// changes nothing: the stream's own blocks are searched once.
+#[test]
+fn scopes_of_other_threads_change_no_cost() {
+    let cost = || in_turn(WhenShort::GrowFirst, 4, us(20));
+    let alone = cost();
+    let elsewhere = builder(&manual(), 32 * MIB).build().unwrap();
+    let reservation = elsewhere.reserve(MIB).try_now().unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                drop(reservation.enter());
+            }
+        });
+        let other = (0..50).map(|_| cost()).find(|cost| *cost != alone);
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(other, None, "alone: {alone:?}");
+    });
 }
 
 /// A stream that was slow so far is still queried before a request fails, and before more memory is taken.

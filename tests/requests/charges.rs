@@ -377,7 +377,7 @@ fn charge_asks_the_source_of_the_capacity_for_what_free_memory_does_not_give() {
     let mut waiting = not_ready(pool.charge_for(12 * MIB));
     assert_eq!(source.needed.load(Ordering::SeqCst), 4 * MIB);
     source.lend(12 * MIB, false);
-    let charge = now(&mut waiting).unwrap();
+    let charge = soon(&mut waiting).unwrap();
     assert_eq!(
         (source.needed.load(Ordering::SeqCst), reserved(&pool)),
         (0, 0)
@@ -388,7 +388,7 @@ fn charge_asks_the_source_of_the_capacity_for_what_free_memory_does_not_give() {
     assert!(poll(&mut waiting).is_pending());
     drop(charge);
     assert!(source.lend(4 * MIB, true) <= 4 * MIB);
-    let charge = now(&mut waiting).unwrap();
+    let charge = soon(&mut waiting).unwrap();
     assert_eq!(charged(&pool), 2 * MIB);
     drop((charge, waiting));
     check_empty(&pool);

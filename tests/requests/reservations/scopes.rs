@@ -325,6 +325,60 @@ fn request_served_late_by_its_reservation_counts_as_served() {
     drop(served);
 }
 
+/// What a waiting request takes from its reservation is charged already: its tag gets back what the request was charged.
+#[test]
+fn request_served_late_by_its_reservation_charges_its_tag_once() {
+    for is_nested in [false, true] {
+        let device = manual();
+        let pool = small(&device);
+        let (_, stream) = stream(&device, &pool);
+        let tag = Tag::new("reservations: served late");
+        let in_use = || pool.tag(tag).statistics().used.current;
+        let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
+        let held = reservation.allocate(&stream, 8 * MIB).unwrap();
+        let full = pool.try_allocate(&stream, 24 * MIB).unwrap();
+        let mut waiting = Box::pin(reservation.scope(async {
+            match is_nested {
+                true => drop(pool.reserve(8 * MIB).tag(tag).await.unwrap()),
+                false => drop(pool.allocate(&stream, 8 * MIB).tag(tag).await.unwrap()),
+            }
+        }));
+        assert!(poll(&mut waiting).is_pending());
+        drop(held);
+        now(waiting);
+        assert_eq!(in_use(), 8 * MIB, "nested: {is_nested}");
+        drop((reservation, full));
+        assert_eq!(in_use(), 0);
+    }
+}
+
+/// A request that fails as it draws from its reservation was not served, and its tag gets its bytes back.
+#[test]
+fn request_that_fails_to_draw_counts_as_failed() {
+    let device = manual();
+    let pool = tuned(&device, 32 * MIB, |tuning| tuning.lane_bytes = 0);
+    let [(_, stream), (work, other)] = streams(&device, &pool);
+    let tag = Tag::new("reservations: fails to draw");
+    let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
+    let held = reservation.allocate(&other, 8 * MIB).unwrap();
+    let _full = pool.try_allocate(&stream, 24 * MIB).unwrap();
+    let mut waiting = Box::pin(reservation.scope(async {
+        let request = pool.allocate(&stream, 8 * MIB).tag(tag);
+        request.await.map(drop)
+    }));
+    assert!(poll(&mut waiting).is_pending());
+    run(&work, us(100));
+    let failure = Fault::Fails(DeviceErrorKind::Sticky);
+    device.faults().script(Call::Wait, 1, failure);
+    drop(held);
+    let failed = now(waiting);
+    assert!(matches!(failed, Err(AllocError::Device(_))), "{failed:?}");
+    let waits = pool.inspect().statistics().waits;
+    assert_eq!((waits.served, waits.unserved(), waits.waiting), (0, 1, 0));
+    drop(reservation);
+    assert_eq!(pool.tag(tag).statistics().used.current, 0);
+}
+
 /// A request in a scope that is polled late, after its timeout or a deadlock, is served if its reservation has memory for it.
 #[test]
 fn request_polled_late_is_served_by_its_reservation() {
