@@ -46,16 +46,36 @@ fn cache_of_the_pool_hits_as_a_list_and_evicts_fewer_blocks_than_by_age() {
     assert_eq!(free_by_age, [0.94, 0.81, 0.54, 0.0], "{text}");
 }
 
-#[test]
-fn malformed_trace_is_refused_by_its_line() {
-    let folder = std::env::temp_dir().join(format!("weirpool-prefixes-{}", std::process::id()));
+/// Runs the program on a trace of these lines.
+fn run_on(name: &str, lines: &str) -> Output {
+    let folder = format!("weirpool-prefixes-{name}-{}", std::process::id());
+    let folder = std::env::temp_dir().join(folder);
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("trace.jsonl");
-    let lines = "{\"timestamp\": 0, \"hash_ids\": [0, 1]}\n{\"timestamp\": 1}\n";
     std::fs::write(&path, lines).unwrap();
     let done = run(&[path.to_str().unwrap(), "--blocks", "16"]);
-    let error = String::from_utf8_lossy(&done.stderr).into_owned();
     std::fs::remove_dir_all(&folder).unwrap();
+    done
+}
+
+#[test]
+fn trace_without_requests_for_working_memory_has_no_row_of_it() {
+    let lines = "{\"hash_ids\": [0, 1]}\n".repeat(3);
+    let done = run_on("short", &lines);
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{text}");
+    assert_eq!(rows(&text, "| blocks | LRU").len(), 1, "{text}");
+    assert!(
+        !text.contains("NaN") && !text.contains("by age (hits)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn malformed_trace_is_refused_by_its_line() {
+    let lines = "{\"timestamp\": 0, \"hash_ids\": [0, 1]}\n{\"timestamp\": 1}\n";
+    let done = run_on("malformed", lines);
+    let error = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success());
     assert!(
         error.contains("line 2") && error.contains("hash_ids"),

@@ -100,6 +100,10 @@ fn run(trace: &Trace, capacities: &[usize]) -> anyhow::Result<()> {
             "{spillable} hits of spillable blocks, {of_four} of a list of four times the capacity"
         );
     }
+    if trace.requests.len() < EVERY {
+        println!("\nNo working memory is taken: that needs {EVERY} requests.");
+        return Ok(());
+    }
     println!("\n| blocks | evicted for a chunk (hits) | by age (hits) |\n|-|-|-|");
     for capacity in capacities.iter().copied() {
         let work = (capacity as u64 * BLOCK / 40).next_multiple_of(CHUNK);
