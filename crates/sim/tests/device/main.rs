@@ -1,4 +1,4 @@
-//! The simulated device through its public interface, and what its checker finds in pools.
+//! The simulated device through its public interface, and the findings of its checker in pools.
 //!
 //! | file | contents |
 //! |---|---|
