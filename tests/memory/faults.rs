@@ -4,7 +4,7 @@ use crate::common::*;
 use weirpool::device::Device;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::Fault::{Fails, Late, Never, Reports};
-use weirpool::device::sim::{Call, Clock, SimDevice, SimStream};
+use weirpool::device::sim::{Call, SimDevice, SimStream};
 use weirpool::*;
 
 fn is_consistent(device: &SimDevice, pool: &Pool) {
