@@ -186,28 +186,29 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Result<Block, Miss> {
+    fn take_at_once(&self, wish: &Wish, miss: &mut Miss) -> Option<Block> {
         let Self {
             handles,
             layout,
             room,
         } = self;
         if wish.terms.tag.is_some() || room.is_some() || wish.fill.is_some() {
-            return Err(Miss::Unsearched);
+            return None;
         }
         let Layout { bytes, alignment } = *layout;
-        plain_case::take_at_once(handles.pool(), handles.registration(), bytes, alignment)
+        let (pool, registration) = (handles.pool(), handles.registration());
+        plain_case::take_at_once(pool, registration, bytes, alignment, miss)
     }
 
     #[inline(always)]
-    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Block, Miss> {
+    fn take_cached(&self, wish: &Wish, miss: &mut Miss) -> Option<Block> {
         if self.room.is_some() || wish.fill.is_some() {
-            return Err(Miss::Unsearched);
+            return None;
         }
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         let Layout { bytes, alignment } = self.layout;
         match wish.terms.tag {
-            None => plain_case::take_cached(pool, registration, bytes, alignment, first),
+            None => plain_case::take_cached(pool, registration, bytes, alignment, miss),
             Some(tag) => plain_case::take_charged(pool, registration, bytes, alignment, tag),
         }
     }

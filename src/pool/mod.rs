@@ -283,9 +283,10 @@ impl Pool {
     #[track_caller]
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();
-        match plain_case::take_at_once(self, &stream.registration, bytes, 1) {
-            Ok(block) => Ok(block),
-            Err(miss) => self.try_allocate_slowly(stream, bytes, location, miss),
+        let mut miss = Miss::Unsearched;
+        match plain_case::take_at_once(self, &stream.registration, bytes, 1, &mut miss) {
+            Some(block) => Ok(block),
+            None => self.try_allocate_slowly(stream, bytes, location, miss),
         }
     }
 
@@ -296,11 +297,11 @@ impl Pool {
         stream: &Stream,
         bytes: u64,
         location: &'static Location<'static>,
-        miss: Miss,
+        mut miss: Miss,
     ) -> Result<Block, AllocError> {
-        match plain_case::take_cached(self, &stream.registration, bytes, 1, miss) {
-            Ok(block) => Ok(block),
-            Err(miss) => {
+        match plain_case::take_cached(self, &stream.registration, bytes, 1, &mut miss) {
+            Some(block) => Ok(block),
+            None => {
                 let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
                 Request::new(kind, location).search_now(miss)
             }

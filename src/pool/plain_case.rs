@@ -29,19 +29,21 @@ pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
 }
 
 /// Takes the plain case: a block that the stream's cache has, untagged, while there are no observers and no scope of
-/// a reservation is entered. If it returns a miss, nothing was checked.
+/// a reservation is entered. If it returns `None`, nothing was checked.
 #[inline(always)]
 pub(super) fn take_at_once(
     pool: &Pool,
     registration: &Arc<Registration>,
     bytes: u64,
     alignment: u64,
-) -> Result<Block, Miss> {
+    miss: &mut Miss,
+) -> Option<Block> {
     let rounded = plain_size(pool, registration, bytes, alignment)?;
-    take_rounded(registration, bytes, rounded, None).ok_or(Miss::Searched)
+    *miss = Miss::Searched;
+    take_rounded(registration, bytes, rounded, None)
 }
 
-/// Takes the plain case for a tag, which is charged first. Returns a miss if this is not the plain case, or the tag's
+/// Takes the plain case for a tag, which is charged first. Returns `None` if this is not the plain case, or the tag's
 /// limit does not allow it; nothing is charged then.
 pub(super) fn take_charged(
     pool: &Pool,
@@ -49,51 +51,64 @@ pub(super) fn take_charged(
     bytes: u64,
     alignment: u64,
     tag: Tag,
-) -> Result<Block, Miss> {
-    let rounded = plain_size(pool, registration, bytes, alignment).map_err(none_is_plain)?;
+) -> Option<Block> {
+    let Some(rounded) = plain_size(pool, registration, bytes, alignment) else {
+        return none_is_plain();
+    };
     let service = &registration.service;
     let account = service.queue.accounts.of(tag);
-    account.charge(rounded).map_err(|_| Miss::Unsearched)?;
+    account.charge(rounded).ok()?;
     let taken = take_rounded(registration, bytes, rounded, Some(tag));
     match &taken {
         Some(_) => account.count_granted(),
         None => service.uncharge(tag, rounded),
     }
-    taken.ok_or(Miss::Searched)
+    taken
 }
 
 /// Tells the compiler that the plain case is the usual one: it has many conditions.
 #[cold]
 #[inline(never)]
-fn none_is_plain(miss: Miss) -> Miss {
-    miss
+fn none_is_plain() -> Option<Block> {
+    None
 }
 
 /// Takes the plain case of a size that has no stack, or of an ordered source of segments. Blocks of a size that has a stack
-/// were searched for [at once](take_at_once), with the miss `first`.
+/// were searched for [at once](take_at_once), with the miss that `miss` has.
 #[inline(always)]
 pub(super) fn take_cached(
     pool: &Pool,
     registration: &Arc<Registration>,
     bytes: u64,
     alignment: u64,
-    first: Miss,
-) -> Result<Block, Miss> {
-    let rounded = plain_size(pool, registration, bytes, alignment)?;
-    let rounding = (rounded - bytes) as u32;
+    miss: &mut Miss,
+) -> Option<Block> {
     let Registration { service, lane, .. } = &**registration;
-    let taken = match lane.cache.bounds.spares.is_some() {
-        true => pass_through::take(&service.engine, lane, rounded, rounding),
-        false if !lane.cache.bounds.has_large(rounded) => return Err(first),
-        false if lane.cache.is_captured() => return Err(Miss::Unsearched),
+    let Some(rounded) = plain_size(pool, registration, bytes, alignment) else {
+        *miss = Miss::Unsearched;
+        return None;
+    };
+    let rounding = (rounded - bytes) as u32;
+    let (allocation, left) = match lane.cache.bounds.spares.is_some() {
+        true => {
+            *miss = Miss::Searched;
+            pass_through::take(&service.engine, lane, rounded, rounding)?
+        }
         false => {
-            let cached = lane.cache.take(rounded, rounding, Fit::Exact);
-            cached.map(|cached| (Allocation::of_cache(cached), None))
+            if !lane.cache.bounds.has_large(rounded) {
+                return None;
+            }
+            if lane.cache.is_captured() {
+                *miss = Miss::Unsearched;
+                return None;
+            }
+            *miss = Miss::Searched;
+            let cached = lane.cache.take(rounded, rounding, Fit::Exact)?;
+            (Allocation::of_cache(cached), None)
         }
     };
-    let (allocation, left) = taken.ok_or(Miss::Searched)?;
     let registration = left.unwrap_or_else(|| registration.clone());
-    Ok(Block::of(
+    Some(Block::of(
         registration,
         allocation,
         rounding,
@@ -109,7 +124,7 @@ fn plain_size(
     registration: &Arc<Registration>,
     bytes: u64,
     alignment: u64,
-) -> Result<u64, Miss> {
+) -> Option<u64> {
     let step = registration.step;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
@@ -118,9 +133,9 @@ fn plain_size(
         && alignment <= step
         && !is_any_in_scope();
     if !is_plain {
-        return Err(Miss::Unsearched);
+        return None;
     }
-    Ok(round_up(bytes, step))
+    Some(round_up(bytes, step))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.

@@ -26,7 +26,7 @@ fn device() -> SimBuilder {
 /// A device that collects, a pool of 16 MiB over it, and two streams.
 struct World {
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     work: [SimStream; 2],
     stream: [Stream; 2],
 }

@@ -1,7 +1,7 @@
 //! The ordering checker with as many streams as a server has connections.
 
 use std::time::Duration;
-use weirpool::device::Device;
+use weirpool_device::Device;
 use weirpool_device::MemoryKind;
 use weirpool_sim::{Backing, Clock, Operation, SimDevice, SimStream};
 

@@ -9,9 +9,7 @@ fn used_on_with_a_wait_is_ordered() {
     for _ in 0..10 {
         let block = world.written(0, MIB);
         world.order(0, 1);
-        world.stream[1]
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&world.stream[1], &block);
         world.read(1, &block);
         world.read(0, &block);
         drop(block);
@@ -27,9 +25,7 @@ fn used_on_orders_after_the_grant() {
         let earlier = world.written(0, bytes);
         drop(earlier);
         let block = world.allocate(0, bytes);
-        world.stream[1]
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&world.stream[1], &block);
         world.write(1, &block);
         drop(block);
     }
@@ -128,9 +124,7 @@ fn flag_handshake_orders_both_streams() {
         a.signal(&there, round);
         a.wait_until(&back, round);
     }
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     drop(block);
     world.assert_silent();
 }
@@ -141,9 +135,7 @@ fn flag_signalled_too_early_orders_nothing() {
     let [a, b] = &world.work;
     let flag = world.device.flag();
     let block = world.allocate(0, MIB);
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     b.wait_until(&flag, 1);
     world.read(1, &block);
     a.signal(&flag, 1);
@@ -159,9 +151,7 @@ fn flag_between_host_and_device_orders() {
     let [a, b] = &world.work;
     let (seen, go) = (world.device.flag(), world.device.flag());
     let block = world.allocate(0, MIB);
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     b.wait_until(&go, 1);
     world.write(0, &block);
     a.signal(&seen, 1);
@@ -180,9 +170,7 @@ fn order_is_transitive_through_a_third_stream() {
     let (work_c, c) = stream(&world.device, &world.pool);
     let flag = world.device.flag();
     let block = world.allocate(0, MIB);
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     work_c.wait_until(&flag, 1);
     world.stream[1].wait(&c.event().unwrap()).unwrap();
     world.write(0, &block);
@@ -262,9 +250,7 @@ fn reused_stream_name_inherits_no_order() {
         let gone = world.device.create_stream();
         let name = gone.raw();
         let later = pool(&world.device, 2 * MIB);
-        world.stream[1]
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&world.stream[1], &block);
         gone.submit(Operation::new(us(10)).writes(block.address(), 8));
         if is_seen {
             world.device.advance(us(10));
@@ -289,10 +275,7 @@ fn growth_of_a_filled_block_is_in_order() {
     let builder = Pool::builder(device.clone())
         .capacity(16 * MIB)
         .tuning(|tuning| tuning.lane_bytes = 0);
-    let pool = builder
-        .fill(FillAt::Allocation, Fill::Zero)
-        .build()
-        .unwrap();
+    let pool = builder.fill(FillAt::Allocation, Fill::Zero).made();
     let (work, stream) = crate::common::stream(&device, &pool);
     let mut block = pool.try_allocate(&stream, MIB).unwrap();
     let above = pool.try_allocate(&stream, MIB).unwrap();
@@ -313,10 +296,7 @@ fn growth_that_fails_leaves_no_block_behind() {
     let builder = Pool::builder(device.clone())
         .capacity(16 * MIB)
         .tuning(|tuning| tuning.lane_bytes = 0);
-    let pool = builder
-        .fill(FillAt::Allocation, Fill::Zero)
-        .build()
-        .unwrap();
+    let pool = builder.fill(FillAt::Allocation, Fill::Zero).made();
     let (work, stream) = crate::common::stream(&device, &pool);
     let mut block = pool.try_allocate(&stream, MIB).unwrap();
     device

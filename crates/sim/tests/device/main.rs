@@ -1,28 +1,37 @@
-//! The simulated device through its public interface.
+//! The simulated device through its public interface, and the findings of its checker in pools.
 //!
 //! | file | contents |
 //! |---|---|
+//! | `checker` | the ordering checker |
 //! | `order` | the order in which operations run |
 //! | `flags`, `events` | streams that wait for each other |
 //! | `clock` | the clocks |
 //! | `memory` | addresses, chunks and bytes |
 //! | `driver_pools` | the memory pools of the driver |
 //! | `faults` | work and calls that fail |
+//! | `schedule` | the schedule, against a model |
+//! | `many_streams` | the ordering checker with as many streams as a server has connections |
 
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+
+mod checker;
 mod clock;
 mod driver_pools;
 mod events;
 mod faults;
 mod flags;
+mod many_streams;
 mod memory;
 mod order;
+mod schedule;
 
-use crate::common::{Count, MIB, manual, us};
+use common::{Count, MIB, manual, manual_builder, us};
 use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::device::{Device, DeviceErrorKind, RawEvent};
+use weirpool_device::{Device, DeviceErrorKind, RawEvent};
+use weirpool_sim::{Operation, SimDevice, SimStream};
 
 const GRANULE: u64 = 2 * MIB;
 

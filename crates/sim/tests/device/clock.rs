@@ -3,7 +3,7 @@
 use super::*;
 use futures::task::LocalSpawnExt;
 use std::time::Duration;
-use weirpool::device::sim::Clock;
+use weirpool_sim::Clock;
 
 #[test]
 fn alarms_are_called_in_order_and_can_be_cancelled() {
@@ -206,32 +206,4 @@ fn real_time_serves_block_on() {
 fn real_time_cannot_be_moved() {
     let sim = SimDevice::builder().clock(Clock::Wall).build();
     sim.advance(us(1));
-}
-
-/// Times beyond half of what a `Duration` holds do not overflow, in the device and in the pool.
-#[test]
-fn clock_may_be_far_in_the_future() {
-    for is_virtual in [true, false] {
-        let device = crate::common::manual_builder().virtual_memory(is_virtual);
-        let device = device.build();
-        let pool = crate::common::pool(&device, 8 * MIB);
-        let [(work, stream), (_, other)] = crate::common::streams(&device, &pool);
-        for far in [Duration::from_secs(u64::MAX / 2), Duration::from_secs(1)] {
-            let block = pool.try_allocate(&stream, 4096).unwrap();
-            crate::common::use_block(&work, &block, us(1));
-            drop(block);
-            let event = stream.event().unwrap();
-            device.advance(far);
-            let _ = event.is_complete();
-            for _ in 0..20 {
-                let block = pool.try_allocate(&stream, MIB).unwrap();
-                crate::common::use_block(&work, &block, us(1));
-                drop(block);
-                drop(pool.try_allocate(&other, 8 * MIB));
-                device.advance(us(1));
-            }
-        }
-        let waiting = pool.allocate(&other, 4 * MIB).timeout(Duration::MAX);
-        drop(device.block_on(waiting).unwrap());
-    }
 }

@@ -2,10 +2,10 @@
 
 use super::*;
 use std::time::Duration;
-use weirpool::device::MemoryKind;
-use weirpool::device::sim::{Backing, Call};
+use weirpool_device::MemoryKind;
+use weirpool_sim::{Backing, Call};
 
-fn kind<T: std::fmt::Debug>(result: Result<T, weirpool::device::DeviceError>) -> DeviceErrorKind {
+fn kind<T: std::fmt::Debug>(result: Result<T, weirpool_device::DeviceError>) -> DeviceErrorKind {
     result.unwrap_err().kind()
 }
 

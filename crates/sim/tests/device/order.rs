@@ -2,7 +2,7 @@
 
 use super::*;
 use std::time::Duration;
-use weirpool::device::sim::Clock;
+use weirpool_sim::Clock;
 
 #[test]
 fn stream_runs_in_order_beside_other_streams() {

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::device::{Device, RawEvent};
+use weirpool_device::{Device, RawEvent};
+use weirpool_sim::{Clock, Operation, SimDevice, SimStream};
 
 const STREAMS: usize = 4;
 const EVENTS: usize = 3;

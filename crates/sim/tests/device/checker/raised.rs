@@ -18,9 +18,7 @@ fn panic_of(call: impl FnOnce()) -> Option<String> {
 fn submission_panics_and_is_submitted_all_the_same() {
     let world = World::panicking();
     let block = world.written(0, MIB);
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     let message = panic_of(|| world.read(1, &block)).unwrap();
     assert!(message.contains("nothing orders them"), "{message}");
     assert_eq!(world.work[1].backlog(), 1);

@@ -1,7 +1,6 @@
 //! Each kind of mistake is found, and reported with the user's locations.
 
 use super::*;
-use weirpool::Unordered;
 use weirpool::device::{Argument, DeviceAddress, MemoryKind};
 
 fn lines(violation: &Violation) -> [Option<u32>; 4] {
@@ -118,9 +117,7 @@ fn missing_wait_is_a_race() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     let (used, first) = (world.write(0, &block), line!());
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     let (read, second) = (world.read(1, &block), line!());
     drop((used, read, block));
     let violation = world.only();
@@ -142,16 +139,14 @@ fn readme_shows_a_violation_as_it_is_printed() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     let (address, bytes) = (block.address(), block.size());
-    world.stream[1]
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&world.stream[1], &block);
     let decode = Operation::new(us(1)).named("decode");
     world.work[0].submit(decode.writes(address, bytes));
     let copy_out = Operation::new(us(1)).named("copy out");
     world.work[1].submit(copy_out.reads(address, bytes));
     drop(block);
     let printed = without_places(&world.only().to_string());
-    let readme = include_str!("../../../README.md");
+    let readme = include_str!("../../../../../README.md");
     let examples: Vec<_> = readme.split("```").map(without_places).collect();
     let shows = |example: &String| example.strip_prefix("text ") == Some(&printed);
     assert!(examples.iter().any(shows), "{printed}");

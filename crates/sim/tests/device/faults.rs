@@ -1,9 +1,9 @@
 //! Faults of work, of calls, and of bodies.
 
 use super::*;
-use crate::common::manual_builder;
-use weirpool::device::MemoryKind;
-use weirpool::device::sim::{Call, Checker};
+use crate::manual_builder;
+use weirpool_device::MemoryKind;
+use weirpool_sim::{Call, Checker};
 
 #[test]
 fn illegal_address_breaks_the_device() {

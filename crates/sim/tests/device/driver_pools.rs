@@ -1,11 +1,11 @@
 //! The memory pools of the simulated driver, as code that calls the driver itself uses them.
 
 use super::*;
-use weirpool::device::sim::Call;
-use weirpool::device::{
+use weirpool_device::{
     Access, DeviceError, DriverPoolProperties, DriverPools, HandleTypes, MemoryKind, PoolAttribute,
     RawPool, RawStream,
 };
+use weirpool_sim::Call;
 
 /// A pool of the driver, whose calls are safe here because the simulated device detects invalid names.
 struct Pool {
