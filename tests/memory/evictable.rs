@@ -638,3 +638,21 @@ fn memory_can_be_evicted_while_it_is_printed() {
         assert_eq!(gone, "Evictable { address: None, bytes: None, pins: 0 }");
     }
 }
+
+/// A closure that panics drops its memory, which counts as evicted.
+#[test]
+fn eviction_that_panics_evicts_no_further_memory() {
+    let (_, pool, [(_, stream)]) = set_up(4 * MIB);
+    let take = || pool.try_allocate(&stream, 2 * MIB).unwrap();
+    let panicking = Box::new(|block| {
+        drop(block);
+        panic!("an eviction panics")
+    });
+    let (first, pin) = Evictable::evicted_by(take(), panicking);
+    drop(pin);
+    let second = take().into_evictable();
+    let _block = take();
+    assert!(!first.is_present() && second.is_present());
+    let figures = pool.inspect().statistics();
+    assert_eq!((figures.evictions, figures.evicted), (1, 2 * MIB));
+}

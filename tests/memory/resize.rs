@@ -49,6 +49,19 @@ fn lower_capacity_releases_memory_now_and_later() {
 }
 
 /// A request waits that the lower capacity allows, for longer than an interval of maintenance.
+/// What others are charged for counts against the capacity beside the pool's memory.
+#[test]
+fn lower_capacity_counts_charges() {
+    let (_, pool, [(_, stream)]) = set_up(64 * MIB);
+    drop(pool.try_allocate(&stream, 24 * MIB).unwrap());
+    let charge = pool.charge(16 * MIB).unwrap();
+    let trimmed = pool.resize(32 * MIB).unwrap();
+    assert!(trimmed.is_reached());
+    assert_eq!(reserved(&pool), 16 * MIB);
+    assert!(pool.try_allocate(&stream, 24 * MIB).is_err());
+    drop(charge);
+}
+
 #[test]
 fn memory_above_the_capacity_is_released_although_a_request_waits() {
     for device in devices() {

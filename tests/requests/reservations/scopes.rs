@@ -352,6 +352,26 @@ fn request_served_late_by_its_reservation_charges_its_tag_once() {
     }
 }
 
+/// The request behind one that takes memory of a reservation, and leaves the queue, is served.
+#[test]
+fn request_behind_one_that_draws_is_served() {
+    let (_, pool, [(_, stream)]) = set_up_with(small);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let held = reservation.allocate(&stream, 8 * MIB).unwrap();
+    let _full = pool.try_allocate(&stream, 22 * MIB).unwrap();
+    let mut drawing = Box::pin(reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }));
+    assert!(poll(&mut drawing).is_pending());
+    let mut behind = Woken::new(pool.allocate_owned(&stream, 2 * MIB));
+    behind.poll();
+    assert!(behind.is_waiting());
+    drop(held);
+    let drawn = now(drawing).unwrap();
+    assert!(behind.is_woken());
+    behind.poll();
+    assert!(matches!(behind.output, Some(Ok(_))));
+    drop((drawn, behind));
+}
+
 /// A request that fails as it draws from its reservation was not served, and its tag gets its bytes back.
 #[test]
 fn request_that_fails_to_draw_counts_as_failed() {

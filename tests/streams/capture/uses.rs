@@ -302,6 +302,64 @@ fn launch_comes_after_the_grant_of_each_block() {
     }
 }
 
+/// A block that memory for graphs gives outside captures is granted in its stream's order: a launch elsewhere comes after that.
+#[test]
+fn launch_comes_after_the_grant_of_a_block_of_the_graphs_own_memory() {
+    for site in sites() {
+        let memory = site.pool.graph_memory();
+        let first = memory.allocate(&site.stream, KIB4).unwrap();
+        let long = Operation::new(us(500)).writes(first.address(), KIB4);
+        site.work.submit(long);
+        let address = first.address();
+        drop(first);
+        let mut block = memory.allocate(&site.stream, KIB4).unwrap();
+        assert_eq!(block.address(), address, "reused in stream order");
+        let capture = memory.capture(&site.stream).unwrap();
+        block.fill(&site.stream, Fill::Byte(7)).unwrap();
+        let graph = capture.end().unwrap();
+        graph.launch(&site.other().1).unwrap();
+        site.device.advance_to_end();
+        assert_eq!(site.read(&block, 4), [7; 4]);
+    }
+}
+
+/// Memory that was freed in an open capture is granted to nobody outside it: each launch uses it.
+#[test]
+fn memory_freed_in_an_open_capture_is_not_granted_outside() {
+    for site in sites() {
+        let memory = site.pool.graph_memory();
+        let (_, other) = site.other();
+        let capture = memory.capture(&site.stream).unwrap();
+        let freed = site.take(2 * MIB);
+        let address = freed.address();
+        drop(freed);
+        let beside = memory.allocate(&other, 2 * MIB).unwrap();
+        assert_ne!(beside.address(), address);
+        let graph = capture.end().unwrap();
+        drop((beside, graph));
+    }
+}
+
+/// Where other code ended the capture, what was allocated and used since is freed behind that work.
+#[test]
+fn work_after_a_capture_that_other_code_ended_is_waited_for() {
+    for site in sites() {
+        let memory = site.pool.graph_memory();
+        let (other_work, other) = site.other();
+        let capture = memory.capture(&site.stream).unwrap();
+        drop(site.work.end_capture().unwrap());
+        let eager = site.take(2 * MIB);
+        let used = Operation::new(us(500)).writes(eager.address(), eager.size());
+        site.work.submit(used);
+        let address = eager.address();
+        drop((eager, capture));
+        let next = memory.allocate(&other, 2 * MIB).unwrap();
+        assert_eq!(next.address(), address, "behind a wait");
+        let used = Operation::new(us(1)).writes(next.address(), next.size());
+        other_work.submit(used);
+    }
+}
+
 /// A pool of memory that the host sees, and a graph that writes a block of it: one of the graph's memory, or another.
 fn seen_by_host(inside: bool) -> (Site, Block, CapturedGraph) {
     let device = manual_builder().build();
