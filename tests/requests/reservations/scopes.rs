@@ -306,49 +306,32 @@ fn evictable_memory_of_a_reservation_serves_its_scope() {
     }
 }
 
-/// A request that waited, and was served by its reservation in the end, counts as served.
+/// A request that waited, and was served by its reservation in the end, counts as served. What it took is charged already: its
+/// tag gets back what the request was charged.
 #[test]
 fn request_served_late_by_its_reservation_counts_as_served() {
-    let (device, pool, [(_, stream)]) = set_up_with(small);
-    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
-    let held = reservation.allocate(&stream, 8 * MIB).unwrap();
-    let _full = pool.try_allocate(&stream, 24 * MIB).unwrap();
-    let waiting = not_ready(Box::pin(
-        reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }),
-    ));
-    device.advance(us(100));
-    drop(held);
-    let served = now(waiting).unwrap();
-    let waits = pool.inspect().statistics().waits;
-    assert_eq!((waits.served, waits.unserved(), waits.waiting), (1, 0, 0));
-    assert_eq!(waits.times.longest(), us(100));
-    drop(served);
-}
-
-/// What a waiting request takes from its reservation is charged already: its tag gets back what the request was charged.
-#[test]
-fn request_served_late_by_its_reservation_charges_its_tag_once() {
     for is_nested in [false, true] {
-        let device = manual();
-        let pool = small(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (device, pool, [(_, stream)]) = set_up_with(small);
         let tag = Tag::new("reservations: served late");
-        let in_use = || pool.tag(tag).statistics().used.current;
+        let used = || pool.tag(tag).statistics().used.current;
         let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
         let held = reservation.allocate(&stream, 8 * MIB).unwrap();
         let full = pool.try_allocate(&stream, 24 * MIB).unwrap();
-        let mut waiting = Box::pin(reservation.scope(async {
+        let waiting = not_ready(Box::pin(reservation.scope(async {
             match is_nested {
                 true => drop(pool.reserve(8 * MIB).tag(tag).await.unwrap()),
                 false => drop(pool.allocate(&stream, 8 * MIB).tag(tag).await.unwrap()),
             }
-        }));
-        assert!(poll(&mut waiting).is_pending());
+        })));
+        device.advance(us(100));
         drop(held);
         now(waiting);
-        assert_eq!(in_use(), 8 * MIB, "nested: {is_nested}");
+        assert_eq!(used(), 8 * MIB, "nested: {is_nested}");
+        let waits = pool.inspect().statistics().waits;
+        assert_eq!((waits.served, waits.unserved(), waits.waiting), (1, 0, 0));
+        assert_eq!(waits.times.longest(), us(100));
         drop((reservation, full));
-        assert_eq!(in_use(), 0);
+        assert_eq!(used(), 0);
     }
 }
 

@@ -210,6 +210,18 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
         devices[1].read(there.address(), &mut seen).unwrap();
         assert_eq!(seen, [value; 64]);
     }
+    // The block comes after all of its uses there, and the graph is launched again.
+    there.move_to(&streams[1]).unwrap();
+    devices[0].advance_to_end();
+    let refused = pools[1].peers().disable(&devices[0]);
+    assert!(
+        matches!(refused, Err(AccessError::InUse { .. })),
+        "{refused:?}"
+    );
+    graph.launch(&streams[0]).unwrap();
+    devices[0].advance_to_end();
+    drop(graph);
+    assert_eq!(pools[1].peers().disable(&devices[0]), Ok(true));
 }
 
 /// Warp's second way: memory of before the capture, in no pool of the device's virtual memory.

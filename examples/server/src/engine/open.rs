@@ -62,7 +62,8 @@ impl Opening {
     /// # Errors
     /// Returns an error if the memory is not available in time, or the pool fails.
     pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, Refusal> {
-        let mut current = self.open.lock().await;
+        let current = tokio::time::timeout_at(deadline, self.open.lock());
+        let mut current = current.await.map_err(|_| Refusal::Late)?;
         if let Some(open) = current.upgrade() {
             return Ok(open);
         }

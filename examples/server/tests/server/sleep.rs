@@ -1,8 +1,8 @@
 //! Servers whose weights sleep on the host while there are no requests.
 
 use crate::answers::assert_right;
-use crate::common::{body, config, post, prompt, start, tokens_of, weights};
-use axum::http::StatusCode;
+use crate::common::{body, config, post, prompt, request, send, start, tokens_of, weights};
+use axum::http::{HeaderValue, StatusCode};
 use bytesize::ByteSize;
 use std::time::{Duration, Instant};
 use weirpool_broker::{Broker, BrokerConfig};
@@ -49,6 +49,34 @@ async fn idle_server_sleeps_and_its_next_request_wakes_it() {
         }
         assert_eq!(server.pool().inspect().statistics().charged, 0);
     }
+    server.shut_down().await.unwrap();
+}
+
+/// The first request wakes the weights, and waits for memory. The deadline of the next one is its own.
+#[tokio::test]
+async fn deadline_holds_while_another_request_wakes_the_weights() {
+    let server = start(sleepy(Duration::from_millis(1))).await;
+    while suspended(&server) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let stream = server.pool().create_stream().unwrap();
+    let held = server.pool().try_allocate(&stream, 30 << 20).unwrap();
+    let body = body(&prompt(1, 8), 4);
+    let patient = post(&server, &body);
+    let hurried = async {
+        while server.pool().inspect().statistics().waits.waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        let mut hurried = request(&body);
+        let deadline = HeaderValue::from_static("100");
+        hurried.headers_mut().insert("x-deadline-ms", deadline);
+        let status = send(&server, hurried).await.status();
+        drop(held);
+        status
+    };
+    let ((patient, answer), hurried) = tokio::join!(patient, hurried);
+    assert_eq!(hurried, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(patient, StatusCode::OK, "{answer}");
     server.shut_down().await.unwrap();
 }
 
