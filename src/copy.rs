@@ -1,7 +1,8 @@
 //! Copies between host and device, awaited.
 
-use crate::device::{DeviceError, Transfer, WatchedTransfer};
+use crate::device::{DeviceError, Transfer};
 use crate::handles::Registration;
+use crate::lane::WatchedTransfer;
 use crate::sync::Arc;
 use std::fmt;
 use std::future::{Future, poll_fn};

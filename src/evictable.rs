@@ -278,7 +278,8 @@ impl<T: Memory> Evict for SharedMemory<T> {
         // Nothing pins it, so this is the only reference.
         if let Some((memory, evict)) = memory.and_then(plain::Arc::into_inner).zip(evict) {
             is_freed = false;
-            plain::catch(|| is_freed = evict(memory));
+            // A panic drops the memory.
+            is_freed |= plain::catch(|| is_freed = evict(memory));
         }
         is_freed
     }

@@ -27,7 +27,7 @@ use std::task::{Context, Poll};
 /// This is a handle, and cheap to clone. The pool keeps the device's stream usable while any clone or block of it
 /// lives, and until all memory that was freed on it is complete.
 pub struct Stream {
-    registration: Arc<Registration>,
+    pub(crate) registration: Arc<Registration>,
 }
 
 impl Clone for Stream {
@@ -46,11 +46,6 @@ impl Stream {
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
         registration.count_handle();
         Self { registration }
-    }
-
-    #[inline]
-    pub(crate) fn registration(&self) -> &Arc<Registration> {
-        &self.registration
     }
 
     /// Returns the stream's id within the pool, which no other stream of the pool ever has.

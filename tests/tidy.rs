@@ -243,7 +243,10 @@ fn page_on_safety_names_existing_modules_tests_and_faults() {
     for row in rows {
         for module in quoted(row[2]) {
             let path = match module.split_once("::") {
-                Some((part @ ("heap" | "lane" | "segments" | "share" | "sync"), module)) => {
+                Some((
+                    part @ ("heap" | "lane" | "recall" | "segments" | "share" | "sync"),
+                    module,
+                )) => {
                     let source = root.join("crates").join(part).join("src");
                     source.join(module.replace("::", "/"))
                 }

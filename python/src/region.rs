@@ -25,7 +25,9 @@ pub(crate) fn refused(py: Python<'_>, pool: &Pool, error: RegionError) -> PyErr 
         }
         RegionError::HostFull { .. } => "HostFull",
         RegionError::DeviceFull { .. } | RegionError::Busy { .. } => "DeadlineExceeded",
-        RegionError::Unsupported { .. } | RegionError::OtherPool { .. } => "InvalidRequest",
+        RegionError::Unsupported { .. }
+        | RegionError::OtherPool { .. }
+        | RegionError::OtherTag { .. } => "InvalidRequest",
         _ => "DeviceFailed",
     };
     exception(py, name, error.to_string(), None)

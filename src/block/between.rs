@@ -66,7 +66,7 @@ impl Block {
         if !ends.iter().any(|end| stream.is_of_pool(end)) {
             return Err(crate::error::StreamError::ForeignPool(Box::default()).into());
         }
-        let on = stream.registration();
+        let on = &stream.registration;
         let reader = Registration::for_copies(&ends[0].presence, on)?;
         let writer = Registration::for_copies(&ends[1].presence, on)?;
         let device = on.stream_device();
@@ -111,6 +111,8 @@ impl Block {
                 // The other pool does not know that its stream is captured.
                 read.name_in(&route);
                 written.name_in(&route);
+                // While the graph may be launched, the devices keep their access.
+                route.uses.keep(Box::new((reader.clone(), writer.clone())));
             }
             // A launch makes the copy later.
             reader.lane.set_for_copies(false);

@@ -41,7 +41,7 @@ impl Block {
     /// Returns the errors of [`Stream::record_use`]. The error holds the block, which is still allocated.
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
-        let is_awaitable = self.uses().expect_awaitable(stream.registration());
+        let is_awaitable = self.uses().expect_awaitable(&stream.registration);
         let noted = is_awaitable.and_then(|()| {
             Part::whole(&self, Access::Always)
                 .argument(stream)
@@ -239,7 +239,10 @@ impl End<'_> {
             true => Route::of(self.0.registration()),
             false => None,
         };
-        if let Some(route) = route {
+        // Where other code has ended the capture, the work since then runs at once.
+        if let Some(route) = route
+            && route.clock.is_live(&self.0.registration().lane)
+        {
             return self.free_captured(&route.clock, block);
         }
         let Registration { service, lane, .. } = &**self.0.registration();

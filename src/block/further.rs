@@ -159,8 +159,10 @@ impl FurtherStreams {
         }
     }
 
-    /// Forgets all uses: one that writes alone came after them.
-    pub(super) fn settle(&mut self) {
-        self.0.iter_mut().for_each(Further::settle);
+    /// Forgets all uses but those on a stream: one there that writes alone came after them.
+    pub(super) fn settle_but(&mut self, on: &Arc<Registration>) {
+        let others = self.0.iter_mut();
+        let others = others.filter(|further| !Arc::ptr_eq(&further.registration, on));
+        others.for_each(Further::settle);
     }
 }

@@ -33,12 +33,16 @@ impl OfGraphs {
         self.named_by.iter().find_map(plain::Weak::upgrade)
     }
 
-    /// Notes that captured work names the block. Returns whether the graph has to keep it, and did not know it.
+    /// Notes that captured work names the block. Returns whether a launch has to come after its grant, for all that the
+    /// graph knew. A block of a capture is granted in the graph itself.
     fn name(&mut self, Route { share, uses, .. }: &Route) -> bool {
         let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(share));
         let is_same =
             |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(uses));
-        if is_of_memory || self.named_by.iter().any(is_same) {
+        if is_of_memory {
+            return self.capture.is_none();
+        }
+        if self.named_by.iter().any(is_same) {
             return false;
         }
         self.named_by.retain(|known| known.strong_count() > 0);

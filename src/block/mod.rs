@@ -291,7 +291,7 @@ impl Block {
     fn own<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Registration>, StreamError> {
         let is_own = stream.is_of_pool(self.registration()) && !self.is_out_of_reach(stream);
         is_own
-            .then(|| stream.registration())
+            .then_some(&stream.registration)
             .ok_or_else(|| why_not(self, stream))
     }
 }
@@ -299,7 +299,7 @@ impl Block {
 /// Returns why the block cannot be used on a stream of another pool.
 #[cold]
 fn why_not(block: &Block, stream: &Stream) -> StreamError {
-    let [home, other] = [block.registration(), stream.registration()];
+    let [home, other] = [block.registration(), &stream.registration];
     let neighbours = &home.service.engine.streams.neighbours;
     let device = other.stream_device().id();
     if block.is_out_of_reach(stream) || !neighbours.is_accessible_from(device) {

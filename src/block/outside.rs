@@ -32,7 +32,7 @@ impl Stream {
     /// The memory is one that the streams of this stream's pool can use: on the GPU, memory of the pool's device.
     #[track_caller]
     pub unsafe fn adopt(&self, memory: Box<dyn ForeignMemory>) -> Block {
-        let registration = self.registration();
+        let registration = &self.registration;
         let (address, bytes) = memory.range();
         let allocation = Allocation {
             // The heap is never asked for it.
@@ -73,7 +73,7 @@ impl Block {
     #[inline]
     pub(super) fn is_out_of_reach(&self, stream: &Stream) -> bool {
         let is_outside = || self.extra(|extra| extra.outside.as_ref().map(drop));
-        stream.registration().lane.is_foreign() && is_outside().is_some()
+        stream.registration.lane.is_foreign() && is_outside().is_some()
     }
 }
 

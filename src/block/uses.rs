@@ -68,11 +68,15 @@ impl<'a> Uses<'a> {
         on: &Arc<Registration>,
         access: Access,
     ) -> Result<(), DeviceError> {
+        // First: a use that fails here leaves the earlier ones to the next.
+        self.record(on, access)?;
         if access == Access::Write {
             let mut extra = self.block.extra.lock();
-            extra.iter_mut().for_each(|extra| extra.streams.settle());
+            extra
+                .iter_mut()
+                .for_each(|extra| extra.streams.settle_but(on));
         }
-        self.record(on, access)
+        Ok(())
     }
 
     /// Notes a use: the memory is not reused before the stream has passed the free. Orders the stream after the grant.

@@ -86,14 +86,14 @@ impl<T> Kind for ForBuffer<'_, T> {
         self.block.asker()
     }
 
-    fn take_at_once(&self, wish: &Wish) -> Result<Buffer<T>, Miss> {
-        self.block.take_at_once(wish).map(|block| self.over(block))
+    fn take_at_once(&self, wish: &Wish, miss: &mut Miss) -> Option<Buffer<T>> {
+        let taken = self.block.take_at_once(wish, miss);
+        taken.map(|block| self.over(block))
     }
 
-    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Buffer<T>, Miss> {
-        self.block
-            .take_cached(wish, first)
-            .map(|block| self.over(block))
+    fn take_cached(&self, wish: &Wish, miss: &mut Miss) -> Option<Buffer<T>> {
+        let taken = self.block.take_cached(wish, miss);
+        taken.map(|block| self.over(block))
     }
 
     fn begin(&self, attempt: Attempt) -> Result<Begun<Buffer<T>>, AllocError> {

@@ -134,7 +134,7 @@ impl GraphMemory {
         if !std::ptr::eq(checkpoint.share.as_ptr(), plain::Arc::as_ptr(share)) {
             return Err(RestoreError::ForeignCheckpoint);
         }
-        let (registration, caller) = (stream.registration(), captured::at(Location::caller()));
+        let (registration, caller) = (&stream.registration, captured::at(Location::caller()));
         captured::expect_outside(registration, share, caller)?;
         let blocks = checkpoint.ranges.iter().map(|range| {
             let block = captured::allocate_at(registration, share, *range, caller)?;

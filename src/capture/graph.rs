@@ -59,7 +59,7 @@ impl CapturedGraph {
     /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
         expect_usable(self.memory.share(), stream, LAUNCH)?;
-        let registration = stream.registration();
+        let registration = &stream.registration;
         if self.device != registration.stream_device().id() {
             let reason =
                 "the graph was captured on another device; launch it on a stream of that device";

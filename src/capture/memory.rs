@@ -104,7 +104,7 @@ impl GraphMemory {
         layout: impl Into<Layout>,
     ) -> Result<Block, AllocError> {
         let caller = captured::at(Location::caller());
-        captured::allocate_outside(stream.registration(), &self.share, layout.into(), caller)
+        captured::allocate_outside(&stream.registration, &self.share, layout.into(), caller)
     }
 
     /// Returns the size of the memory in bytes, allocated or not.

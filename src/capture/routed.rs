@@ -24,7 +24,7 @@ impl Routed {
         clock: &plain::Arc<CaptureClock>,
         stream: &Stream,
     ) -> Result<Self, DeviceError> {
-        Route::begin(stream.registration(), share, uses, clock)?;
+        Route::begin(&stream.registration, share, uses, clock)?;
         Ok(Self {
             stream: stream.clone(),
         })
@@ -36,7 +36,7 @@ impl Routed {
 
     /// Returns the id of the stream's device.
     pub(super) fn device_id(&self) -> DeviceId {
-        self.stream.registration().stream_device().id()
+        self.stream.registration.stream_device().id()
     }
 
     /// Makes the graph that the stream is being captured into keep its memory, and what it will use.
@@ -95,7 +95,7 @@ fn call_on<R>(
     call: impl FnOnce(&dyn Captures, crate::device::RawStream) -> Result<R, DeviceError>,
 ) -> Result<R, DeviceError> {
     assert_unlocked(name);
-    let Registration { service, lane, .. } = &**stream.registration();
+    let Registration { service, lane, .. } = &*stream.registration;
     let shared = &service.engine.shared;
     let captures = captures_of(&**lane.device(&shared.device), name)?;
     shared.noted(call(captures, stream.raw()))
@@ -103,7 +103,7 @@ fn call_on<R>(
 
 impl Drop for Routed {
     fn drop(&mut self) {
-        Route::end(self.stream.registration());
+        Route::end(&self.stream.registration);
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn expect_usable(
     if !stream.is_of(&share.presence) {
         return Err(StreamError::ForeignPool(Box::default()));
     }
-    let registration = stream.registration();
+    let registration = &stream.registration;
     if registration.service.engine.shared.is_closed() {
         return Err(StreamError::Closed);
     }

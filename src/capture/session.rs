@@ -206,7 +206,7 @@ impl Capture {
 /// Records an event behind all work that the stream was given so far: not only behind its frees, so that tasks from
 /// before the capture can be awaited during it.
 fn seal_all(stream: &Stream) -> Result<(), DeviceError> {
-    let Registration { service, lane, .. } = &**stream.registration();
+    let Registration { service, lane, .. } = &*stream.registration;
     // A capture that is under way is refused later.
     if !lane.cache.is_captured() {
         ordering::mark(&service.engine, lane)?;

@@ -13,7 +13,6 @@ mod argument;
 mod list;
 mod native;
 mod stream;
-mod watch;
 
 #[doc(inline)]
 pub use weirpool_device::{
@@ -42,5 +41,4 @@ pub use list::list;
 pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;
-pub(crate) use watch::WatchedTransfer;
 pub(crate) use weirpool_device::HostView;

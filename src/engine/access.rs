@@ -27,17 +27,10 @@ pub(crate) fn enable_access(
     engine: &Engine,
     device: &plain::Arc<dyn Device>,
 ) -> Result<bool, AccessError> {
-    if device.id() == engine.shared.device.id() {
-        return Ok(false);
+    match expect_other(engine, device, true)? {
+        true => set_access(engine, device, true),
+        false => Ok(false),
     }
-    if !is_access_supported(&engine.shared, &engine.streams, &**device) {
-        return Err(AccessError::Unsupported {
-            device: device.describe(),
-            owner: engine.shared.device.describe(),
-        });
-    }
-    engine.streams.neighbours.enter(device);
-    set_access(engine, device, true)
 }
 
 /// Takes the access of a device back. Returns whether it had any.
@@ -49,11 +42,36 @@ pub(crate) fn disable_access(
     engine: &Engine,
     device: &plain::Arc<dyn Device>,
 ) -> Result<bool, AccessError> {
-    if device.id() == engine.shared.device.id() {
-        return Err(AccessError::OwnDevice);
-    }
-    engine.streams.neighbours.enter(device);
+    expect_other(engine, device, false)?;
     set_access(engine, device, false)
+}
+
+/// Lists a device whose access is to be given or taken back. Returns false, and lists none, if it is to be given to the
+/// pool's own, which has it.
+///
+/// # Errors
+/// Returns an error if that is not supported.
+fn expect_other(
+    engine: &Engine,
+    device: &plain::Arc<dyn Device>,
+    is_open: bool,
+) -> Result<bool, AccessError> {
+    let Engine {
+        shared, streams, ..
+    } = engine;
+    match device.id() == shared.device.id() {
+        true if is_open => return Ok(false),
+        true => return Err(AccessError::OwnDevice),
+        false => {}
+    }
+    if is_open && !is_access_supported(shared, streams, &**device) {
+        return Err(AccessError::Unsupported {
+            device: device.describe(),
+            owner: shared.device.describe(),
+        });
+    }
+    streams.neighbours.enter(device);
+    Ok(true)
 }
 
 fn set_access(
@@ -81,23 +99,10 @@ pub(crate) fn begin_access(
     device: &plain::Arc<dyn Device>,
     is_open: bool,
 ) -> Result<Option<AccessScope>, AccessError> {
-    let Engine {
-        shared, streams, ..
-    } = engine;
-    if device.id() == shared.device.id() {
-        return if is_open {
-            Ok(None)
-        } else {
-            Err(AccessError::OwnDevice)
-        };
+    if !expect_other(engine, device, is_open)? {
+        return Ok(None);
     }
-    if is_open && !is_access_supported(shared, streams, &**device) {
-        return Err(AccessError::Unsupported {
-            device: device.describe(),
-            owner: shared.device.describe(),
-        });
-    }
-    streams.neighbours.enter(device);
+    let streams = &engine.streams;
     let (_, scope) = streams
         .neighbours
         .wish(device.id(), |wish| wish.begin(is_open));

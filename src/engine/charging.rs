@@ -75,7 +75,7 @@ fn borrow(engine: &Engine, bytes: u64, mode: Mode<'_>) -> bool {
     };
     wanted
         .flatten()
-        .is_some_and(|wanted| lease.borrow(wanted, mode))
+        .is_some_and(|wanted| mode.borrow(lease, wanted))
 }
 
 /// Evicts memory until enough is free or about to be, unless all evictable memory would not be enough.

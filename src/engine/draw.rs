@@ -3,18 +3,18 @@
 use super::allocation::Allocation;
 use super::recipient::{Found, Recipient};
 use super::supply::For;
-use super::{Change, NoMemory, Source, maintenance, ordering, reaping};
+use super::{Change, Engine, NoMemory, Source, maintenance, ordering, reaping};
 use crate::device::DeviceError;
 use crate::heap::{
     self, Exchange, Exchanged, Grant, Growth, Heap, Ranges, Request, ReservationState, View,
     WaitLimit,
 };
 use crate::id::ReservationId;
-use crate::lane::Flush;
-use crate::sync::yield_now;
+use crate::lane::{Flush, Lane};
+use crate::sync::{Arc, yield_now};
 
 /// One search within a reservation.
-pub(super) struct Draw<'a> {
+pub(crate) struct Draw<'a> {
     to: Recipient<'a>,
     reservation: ReservationId,
     request: Request,
@@ -25,20 +25,37 @@ pub(super) struct Draw<'a> {
 }
 
 impl<'a> Draw<'a> {
-    pub(super) fn new(to: Recipient<'a>, reservation: ReservationId, request: Request) -> Self {
-        Self {
-            to,
+    /// Begins to allocate from a reservation, for use in the order of the lane's stream: behind a wait on the device if
+    /// nothing else helps. The reuse policy does not matter to memory that belongs to one holder.
+    ///
+    /// # Errors
+    /// Returns the sticky error that ended the pool, if one did.
+    pub(crate) fn begin(
+        engine: &'a Engine,
+        lane: &'a Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Self, DeviceError> {
+        engine.shared.expect_sound()?;
+        Ok(Self {
+            to: Recipient::new(engine, lane, lane.timeline.clock()),
             reservation,
             request,
             held: None,
             exchanged_in_vain: 0,
-        }
+        })
     }
 
     /// Takes the best block of the reservation; then the best after polling; then a block in exchange for complete
     /// pieces, in the end including those that caches hold. Starts again if anything came back to the reservation
     /// meanwhile.
-    pub(super) fn run(mut self) -> Result<Allocation, NoMemory> {
+    ///
+    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
+    /// that exchange, as for a lock: part of those pieces may come back.
+    ///
+    /// # Errors
+    /// Returns an error if the reservation has too little, or the device fails; the memory is in the reservation again.
+    pub(crate) fn run(mut self) -> Result<Allocation, NoMemory> {
         if let Some(found) = self.take_ordered()? {
             return Ok(found.allocation);
         }
@@ -68,8 +85,11 @@ impl<'a> Draw<'a> {
     }
 
     /// Takes the best block of the reservation, before or after polling. Its other blocks stay where they are: addresses
-    /// of graphs are not exchanged.
-    pub(super) fn run_in_place(mut self) -> Result<Option<Allocation>, DeviceError> {
+    /// of graphs are not exchanged. `None` if it has too little.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn run_in_place(mut self) -> Result<Option<Allocation>, DeviceError> {
         let found = match self.take_ordered()? {
             Some(found) => Some(found),
             None if self.left().0 < self.request.bytes => None,
@@ -78,8 +98,12 @@ impl<'a> Draw<'a> {
         Ok(found.map(|found| found.allocation))
     }
 
-    /// Takes a block in exchange for complete pieces that are not held, in the end including those that caches hold.
-    pub(super) fn run_in_exchange(
+    /// Takes a block in exchange for complete pieces that are not in those ranges, in the end including pieces that caches
+    /// hold. The ranges are current while the function says so. `None` if there is too little.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn run_in_exchange(
         mut self,
         held: (&'a Ranges, &'a dyn Fn() -> bool),
     ) -> Result<Option<Allocation>, DeviceError> {
@@ -94,7 +118,10 @@ impl<'a> Draw<'a> {
 
     /// Takes exactly the range of the requested bytes from `start`, before or after polling. `None` if a part of it is not
     /// the reservation's, is allocated, or is pending and the stream cannot be made to wait for it.
-    pub(super) fn run_at(mut self, start: u64) -> Result<Option<Allocation>, DeviceError> {
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn run_at(mut self, start: u64) -> Result<Option<Allocation>, DeviceError> {
         let found = self.look_twice(|draw| draw.take_at(start))?;
         Ok(found.map(|found| found.allocation))
     }
@@ -240,21 +267,21 @@ impl<'a> Draw<'a> {
         });
         let found = match exchanged {
             None => return Ok(None),
-            Some(Exchanged::Granted(grant)) => self.to.accept(grant, Source::Free)?,
+            Some(Exchanged::Granted(grant)) => self.to.accept(grant, Source::Free),
             Some(Exchanged::Planned(plan, exchange)) => {
                 let whom = For::HeapReservation(self.to.lane.id, exchange);
-                let found = self.to.carry_out(plan, whom)?;
+                let found = self.to.carry_out(plan, whom);
                 // An exchange that comes to nothing moves its pieces back.
-                self.exchanged_in_vain += u64::from(found.is_none());
+                self.exchanged_in_vain += u64::from(matches!(found, Ok(None)));
                 found
             }
         };
         // The pieces may serve waiters, or be more than the pool is to hold. After a refusal that was expected they are
         // where they were, and a request that exchanges when it hears of a change would wake itself for ever.
-        if found.is_some() || !was_refused {
+        if !matches!(found, Ok(None)) || !was_refused {
             engine.shared.publish(Change::Memory);
         }
         maintenance::schedule_after_return(engine);
-        Ok(found)
+        found
     }
 }

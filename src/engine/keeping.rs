@@ -10,8 +10,7 @@
 //!
 //! The lock order is the reservation's state, heap, registry, lane.
 
-use super::kept::{Kept, ROOM, ReservationState};
-use super::{HeapStore, Lanes, Shared, Streams};
+use super::{HeapStore, Kept, Lanes, ReservationState, Shared, Streams};
 use crate::heap::{Fence, Fences, Heap};
 use crate::id::ReservationId;
 use crate::lane::Flush;
@@ -28,7 +27,7 @@ pub(crate) fn keep(
 ) -> bool {
     let mut locked = state.lock();
     let is_first = !std::mem::replace(&mut locked.has_freed, true);
-    if locked.is_over || is_first || locked.kept.len() == ROOM || shared.is_measured() {
+    if locked.is_over || is_first || locked.kept.len() == Kept::MOST || shared.is_measured() {
         return false;
     }
     let Some(kept) = free() else {

@@ -136,15 +136,7 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
         return Ok(Trimmed::new(capacity, 0, &figures::statistics(engine)));
     }
     engine.maintenance.is_shrunk.store(true, Ordering::Relaxed);
-    let released = reaping::reclaim(engine).and_then(|()| {
-        supply::release_and_publish(
-            engine,
-            Target::DownTo {
-                reserved: capacity,
-                most: u64::MAX,
-            },
-        )
-    });
+    let released = reclaim_above(engine, capacity);
     schedule_after_return(engine);
     Ok(Trimmed::new(
         capacity,
@@ -237,7 +229,7 @@ pub(crate) fn keep_up(engine: &Engine) -> Result<(), DeviceError> {
     // Noted before the gate is read: the last request that leaves either finds the note, or has opened the gate.
     engine.maintenance.is_put_off.store(true, Ordering::SeqCst);
     if engine.shared.is_awaited() {
-        return release_above_capacity(engine).map(drop);
+        return release_down_to(engine, engine.store.capacity()).map(drop);
     }
     engine.maintenance.is_put_off.store(false, Ordering::SeqCst);
     let done = keep_up_now(engine, free_low, is_synchronized);
@@ -309,7 +301,7 @@ fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<
         make_one_piece(engine, total)?;
     }
     // All free memory above the capacity, and memory above the threshold that was free all the time.
-    let released = release_above_capacity(engine)?;
+    let released = release_down_to(engine, engine.store.capacity())?;
     let unneeded = match is_synchronized {
         true => u64::MAX,
         false => free_low.saturating_sub(released),
@@ -329,14 +321,10 @@ fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<
     Ok(following)
 }
 
-fn release_above_capacity(engine: &Engine) -> Result<u64, DeviceError> {
-    supply::release_and_publish(
-        engine,
-        Target::DownTo {
-            reserved: engine.store.capacity(),
-            most: u64::MAX,
-        },
-    )
+/// Releases all free memory above that many reserved bytes. Returns the bytes released.
+fn release_down_to(engine: &Engine, reserved: u64) -> Result<u64, DeviceError> {
+    let most = u64::MAX;
+    supply::release_and_publish(engine, Target::DownTo { reserved, most })
 }
 
 /// Returns when the next maintenance may release more memory above what the pool is to keep, though no free reports
@@ -470,13 +458,10 @@ pub(crate) fn set_reserved(engine: &Engine, bytes: u64) -> Result<(), DeviceErro
 /// Returns an error if the device call fails; memory released before stays released.
 pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
     reaping::reclaim(engine)?;
-    let target = if engine.shared.settings.geometry.virtual_memory {
-        Target::Keep(keep)
-    } else {
-        let (reserved, most) = (keep, u64::MAX);
-        Target::DownTo { reserved, most }
-    };
-    let released = supply::release_and_publish(engine, target)?;
+    let released = match engine.shared.settings.geometry.virtual_memory {
+        true => supply::release_and_publish(engine, Target::Keep(keep)),
+        false => release_down_to(engine, keep),
+    }?;
     let segments = engine.supply.memory.segments();
     engine.shared.noted(segments.trim_to(keep))?;
     Ok(Trimmed::new(keep, released, &figures::statistics(engine)))
@@ -487,8 +472,7 @@ pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
 /// # Errors
 /// Returns an error if the device call fails; memory released before stays released.
 pub(crate) fn release_above(engine: &Engine, bytes: u64) -> Result<u64, DeviceError> {
-    let (reserved, most) = (beside_charges(engine, bytes), u64::MAX);
-    supply::release_and_publish(engine, Target::DownTo { reserved, most })
+    release_down_to(engine, beside_charges(engine, bytes))
 }
 
 /// Returns how much of a bound is left beside what others hold.

@@ -20,9 +20,9 @@
 //! | `search`, `recipient` | executes the [search policy](crate::heap::Sequence) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `draw`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `draw`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `order` | memory of graphs: allocations and frees in the order of a captured stream |
-//! | `allocation` | a block on its way to its user; counts of device calls |
+//! | `allocation` | a block on its way to its user |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that an ordered source of segments takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
@@ -33,23 +33,17 @@
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
-//! | `evictables` | memory that can be taken back from its user |
-//! | `lease` | the part of the capacity that a source lends |
-//! | `announcer`, `walk` | tells observers; all blocks at one moment |
+//! | `walk` | all blocks at one moment |
 //! | `figures` | how the pool's figures are read |
 
 pub(crate) mod access;
 mod allocation;
-mod announcer;
 pub(crate) mod charging;
 mod draw;
-mod evictables;
 pub(crate) mod figures;
 mod fill;
 mod filling;
 pub(crate) mod keeping;
-mod kept;
-mod lease;
 pub(crate) mod maintenance;
 mod mode;
 pub(crate) mod order;
@@ -70,16 +64,12 @@ pub(crate) mod supply;
 mod teardown;
 mod walk;
 
-pub(crate) use crate::lane::AccessScope;
-pub(crate) use crate::lane::Lanes;
-pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
-pub(crate) use announcer::Announcer;
-pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
+pub(crate) use crate::lane::{AccessScope, Kept, Lanes, ReservationState};
+pub(crate) use allocation::{Allocation, Allocations};
+pub(crate) use draw::Draw;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
-pub(crate) use kept::{Kept, ReservationState};
-pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, NoMemory};
 pub(crate) use parts::{Part, Parts};
@@ -90,21 +80,21 @@ pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub(crate) use walk::HeapWalk;
+pub(crate) use weirpool_measure::announcer::{self, Announcer};
+pub(crate) use weirpool_recall::{Candidate, Evict, Group, Home, Lease, Lender, ListPosition};
 pub(crate) use weirpool_segments::PlainMemory;
 pub use weirpool_segments::Upstream;
 
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::error::BuildError;
-use crate::heap::{self, Placement, Ranges, Request};
+use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Flush, Lane};
+use crate::lane::{Flush, Gate, Lane};
 use crate::measure::Waits;
 pub use crate::measure::{CoalesceHeuristic, Hits, Source, Statistics, Trimmed};
 use crate::sync::{Arc, plain, yield_now};
 use crate::timer::Timer;
-use draw::Draw;
-use recipient::Recipient;
 use search::Search;
 use std::time::{Duration, Instant};
 use walk::Walk;
@@ -130,10 +120,10 @@ impl Engine {
         settings: Settings,
         others: OtherPools,
         publisher: plain::Arc<dyn Publish>,
-        waits: plain::Arc<Waits>,
+        (waits, gate): (plain::Arc<Waits>, Gate),
         timer: &plain::Arc<Timer>,
     ) -> Result<Self, BuildError> {
-        let shared = Shared::new(device, settings, publisher, waits);
+        let shared = Shared::new(device, settings, publisher, waits, gate);
         let engine = Self {
             store: HeapStore::new(&shared),
             streams: Streams::new(&shared),
@@ -176,79 +166,6 @@ impl Engine {
             mode,
         };
         search.run()
-    }
-
-    /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
-    /// nothing else helps, or in exchange for its pieces if it has enough bytes but no block that is large enough.
-    ///
-    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
-    /// that exchange, as for a lock: part of those pieces may come back.
-    ///
-    /// # Errors
-    /// Returns an error if the reservation has too little, or the device fails; the memory is in the reservation again.
-    pub(crate) fn draw(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Allocation, NoMemory> {
-        self.drawing(lane, reservation, request)?.run()
-    }
-
-    /// Allocates from a reservation whose other blocks stay where they are, for use in the order of the lane's stream:
-    /// behind a wait on the device if nothing else helps. `None` if it has too little.
-    ///
-    /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
-    pub(crate) fn draw_in_place(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Option<Allocation>, DeviceError> {
-        self.drawing(lane, reservation, request)?.run_in_place()
-    }
-
-    /// Allocates exactly the requested bytes from `start` of a reservation, for use in the order of the lane's stream.
-    /// `None` if they are allocated, not the reservation's, or pending without a way to wait for them.
-    ///
-    /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
-    pub(crate) fn draw_at(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        (start, request): (u64, Request),
-    ) -> Result<Option<Allocation>, DeviceError> {
-        self.drawing(lane, reservation, request)?.run_at(start)
-    }
-
-    /// Allocates from a reservation as [`draw`](Self::draw) does, but only in exchange for other memory of it, which is not
-    /// in those ranges. They are current while the function says so. `None` if there is too little.
-    ///
-    /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
-    pub(crate) fn draw_in_exchange(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-        held: (&Ranges, &dyn Fn() -> bool),
-    ) -> Result<Option<Allocation>, DeviceError> {
-        self.drawing(lane, reservation, request)?
-            .run_in_exchange(held)
-    }
-
-    /// Begins a draw. The reuse policy does not matter to memory that belongs to one holder.
-    fn drawing<'a>(
-        &'a self,
-        lane: &'a Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Draw<'a>, DeviceError> {
-        self.shared.expect_sound()?;
-        let to = Recipient::new(self, lane, lane.timeline.clock());
-        Ok(Draw::new(to, reservation, request))
     }
 
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.

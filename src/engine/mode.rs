@@ -1,5 +1,6 @@
 //! How memory is asked for, and why there is none.
 
+use super::Lease;
 use crate::device::DeviceError;
 use crate::error::AllocError;
 use crate::heap::Fences;
@@ -69,6 +70,16 @@ impl Mode<'static> {
 }
 
 impl<'a> Mode<'a> {
+    /// Asks a source of capacity for bytes that the bounds lack. Returns whether they may be held now. A request that waits in
+    /// the queue gets them later, and one that is about to join it does not ask.
+    pub(super) fn borrow(self, lease: &Lease, wanted: u64) -> bool {
+        if self.is_queued {
+            lease.ask(wanted);
+            return false;
+        }
+        self.effort == Effort::Immediate && lease.ask_and_wait(wanted)
+    }
+
     /// Asks for a request in the queue that awaits those points.
     pub(crate) fn from_queue(effort: Effort, expected: &'a Expected) -> Self {
         Self {

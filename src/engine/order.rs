@@ -31,7 +31,7 @@ pub(crate) fn begin_capture(store: &HeapStore, lane: &Lane, order: StreamId) -> 
 
 /// Returns an order for a stream that is being captured.
 pub(crate) fn create(streams: &Streams, store: &HeapStore) -> StreamId {
-    let order = streams.lanes.lock().next_id();
+    let order = streams.lanes.lock().next_id().as_order();
     store.heap.lock().register(order, Ticket::ZERO);
     order
 }

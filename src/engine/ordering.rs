@@ -284,7 +284,7 @@ mod tests {
         let device = SimDevice::new();
         let pool = Pool::builder(device.clone()).build().unwrap();
         let hub = pool.register(&device.create_stream()).unwrap();
-        let lane_of = |stream: &Stream| stream.registration().lane.clone();
+        let lane_of = |stream: &Stream| stream.registration.lane.clone();
         let mut longest = 0;
         let requests = if cfg!(miri) { 40 } else { 1000 };
         for _ in 0..requests {

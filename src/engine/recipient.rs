@@ -117,6 +117,8 @@ impl<'a> Recipient<'a> {
         let lanes = self.engine.streams.lanes();
         let waits = |fence: Fence| match lanes.find(fence) {
             Some(lane) => forecast(lane, fence),
+            // It is complete when the capture is over, and no wait comes after that.
+            None if fence.stream.is_order() => None,
             // A stream without a lane is gone and complete, though the heap may not know that yet. Or it came after
             // this look, and is found when its point is to be waited for.
             None => Some(Forecast::default()),

@@ -241,7 +241,7 @@ impl<'a> Search<'a> {
                 let mut heap = engine.store.heap.lock();
                 let wanted = engine.store.lease.wanted(heap.lacking(self.request, &view));
                 drop(heap);
-                wanted.is_some_and(|wanted| engine.store.lease.borrow(wanted, self.mode))
+                wanted.is_some_and(|wanted| self.mode.borrow(&engine.store.lease, wanted))
             }
             Prepare::Evict => self.evict()?,
         })
@@ -265,7 +265,7 @@ impl<'a> Search<'a> {
     #[inline(never)]
     fn is_relieved(&self, wanted: u64) -> bool {
         let Engine { shared, store, .. } = self.to.engine;
-        store.lease.borrow(wanted, self.mode)
+        self.mode.borrow(&store.lease, wanted)
             && store.wanted_for_use(shared, self.request.bytes).is_none()
     }
 

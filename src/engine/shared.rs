@@ -1,8 +1,6 @@
 //! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
-use super::{
-    Announcer, Change, CoalesceHeuristic, DeviceCounters, Effort, Fills, Lender, Publish, Upstream,
-};
+use super::{Announcer, Change, CoalesceHeuristic, Effort, Fills, Lender, Publish, Upstream};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
 use crate::error::StreamError;
 use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
@@ -10,7 +8,7 @@ use crate::lane::{CacheBounds, Gate};
 use crate::measure::Waits;
 use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
-use crossbeam_utils::CachePadded;
+use weirpool_measure::DeviceCounters;
 
 /// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
 /// request waits, when the last one leaves, and when the pool ends: its cache line stays shared among readers.
@@ -113,13 +111,14 @@ impl Shared {
         settings: Settings,
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
+        gate: Gate,
     ) -> Self {
         Self {
             capabilities: device.capabilities(),
-            gate: Gate::new(CachePadded::new(SharedState::new(0))),
+            gate,
             measurements: Mutex::new(Guards::Registry, 0),
             publisher,
-            counters: DeviceCounters::new(),
+            counters: DeviceCounters::default(),
             waits,
             reuse: SharedState::new(settings.reuse.to_bits()),
             fault: Mutex::new(Guards::Registry, None),

@@ -1,16 +1,16 @@
 //! The heap behind its lock, and the bounds on it.
 
-use super::announcer::{Announcer, memory_of};
-use super::evictables::Evictables;
+use super::announcer::memory_of;
 use super::shared::gate;
-use super::{Allocation, Allocations, Change, Lease, Shared};
+use super::{Allocation, Allocations, Announcer, Change, Lease, Shared};
 use crate::heap::{self, Fences, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
 use crate::lane::{CachedBlock, Lane};
-use crate::seam::{Fact, Figures};
+use crate::seam::Fact;
 use crate::sync::{Busy, Count, Guards, Ordering, SharedFlag, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
 use weirpool_measure::SoftCap;
+use weirpool_recall::Evictables;
 
 /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
 pub(crate) type CapacityCopy = plain::Arc<CachePadded<SharedNumber>>;
@@ -120,8 +120,8 @@ impl HeapStore {
     #[inline]
     pub(crate) fn tell<'a>(&self, fact: impl FnOnce() -> Fact<'a>) {
         if self.announcer.is_open() {
-            let figures = || memory_of(self.totals());
-            self.announcer.tell_with(fact(), Figures::Of(&figures));
+            let memory = || memory_of(self.totals());
+            self.announcer.tell_with(fact(), &memory);
         }
     }
 

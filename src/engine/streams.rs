@@ -1,11 +1,11 @@
 //! The streams of the pool: registers them, and takes blocks back from their caches.
 
-use super::kept::KeepingReservations;
 use super::{HeapStore, Shared};
 use crate::device::StreamProperties;
 use crate::id::{StreamId, StreamNames, Ticket};
 use crate::lane::{
-    ActiveStreams, CacheBounds, Events, Flush, Lane, Lanes, Neighbours, Registry, Watch,
+    ActiveStreams, CacheBounds, Events, Flush, KeepingReservations, Lane, Lanes, Neighbours,
+    Registry, Watch,
 };
 use crate::sync::{Arc, Busy, Guards, plain};
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl Streams {
             active,
             events: Arc::new(Events::new(device.clone())),
             neighbours: Neighbours::new(device.clone()),
-            keeping: KeepingReservations::new(),
+            keeping: KeepingReservations::default(),
         }
     }
 

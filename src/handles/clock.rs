@@ -123,6 +123,11 @@ impl CaptureClock {
         (self.id() == Some(id)).then_some(work)
     }
 
+    /// Returns whether the device captures the stream, in this capture.
+    pub(crate) fn is_live(&self, lane: &Lane) -> bool {
+        self.frontier(lane).is_some()
+    }
+
     /// Returns the id of a stream in the capture, and makes it a branch if it is new.
     pub(crate) fn order_of(&self, lane: &Arc<Lane>) -> StreamId {
         let known = |branches: &[Branch]| {

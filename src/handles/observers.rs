@@ -44,6 +44,20 @@ pub(crate) struct Caller {
     pub(crate) fill: Option<Fill>,
 }
 
+impl Caller {
+    /// Describes a caller that did not wait, of memory that is not a graph's.
+    #[inline(always)]
+    pub(crate) fn at(location: &'static Location<'static>) -> Self {
+        Self {
+            location,
+            waited: false,
+            is_captured: false,
+            shares_with_graphs: false,
+            fill: None,
+        }
+    }
+}
+
 /// A block that is about to be freed: its memory cannot have been granted again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ending<'a> {

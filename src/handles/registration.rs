@@ -245,7 +245,7 @@ mod tests {
         let take = || pool.try_allocate(&stream, 4096).unwrap();
         // The first block of a size leaves no reference: the cache has no entry for it yet.
         drop(take());
-        let registration = stream.registration();
+        let registration = &stream.registration;
         registration.close_references();
         let owners = Arc::strong_count(registration);
         drop(take());

@@ -2,8 +2,8 @@
 
 use super::{CaptureClock, Presence, Registration};
 use crate::engine::{
-    Allocation, Allocations, Change, Engine, Group, Home, Kept, NoMemory, ReservationState, Use,
-    keeping, order,
+    Allocation, Allocations, Change, Draw, Engine, Group, Home, Kept, NoMemory, ReservationState,
+    Use, keeping, order,
 };
 use crate::error::AllocError;
 use crate::heap::{Ranges, Request};
@@ -171,7 +171,9 @@ impl Reserved {
     /// Returns an error if too little is left, the pool is closed, or the device fails.
     pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Allocation, NoMemory> {
         let drawn = self.drawing(lane, demand, |engine, reservation| {
-            engine.draw(lane, reservation, demand.request).map(Some)
+            Draw::begin(engine, lane, reservation, demand.request)?
+                .run()
+                .map(Some)
         });
         drawn.map(|drawn| drawn.expect("it is drawn, or refused"))
     }
@@ -186,7 +188,7 @@ impl Reserved {
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |engine, reservation| {
-            Ok(engine.draw_in_place(lane, reservation, demand.request)?)
+            Ok(Draw::begin(engine, lane, reservation, demand.request)?.run_in_place()?)
         })
     }
 
@@ -201,7 +203,7 @@ impl Reserved {
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |engine, reservation| {
-            Ok(engine.draw_at(lane, reservation, (start, demand.request))?)
+            Ok(Draw::begin(engine, lane, reservation, demand.request)?.run_at(start)?)
         })
     }
 
@@ -385,7 +387,7 @@ impl Reserved {
         self.drawing(lane, demand, |engine, reservation| {
             let is_current = || held.is_current();
             let held = (&held.ranges, &is_current as &dyn Fn() -> bool);
-            Ok(engine.draw_in_exchange(lane, reservation, demand.request, held)?)
+            Ok(Draw::begin(engine, lane, reservation, demand.request)?.run_in_exchange(held)?)
         })
     }
 

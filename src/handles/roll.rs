@@ -84,8 +84,8 @@ mod tests {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let work = device.create_stream();
         let [first, second] = [(); 2].map(|()| pool.register(&work).unwrap());
-        let raw = first.registration().lane.raw;
-        let roll = || &first.registration().presence.roll;
+        let raw = first.registration.lane.raw;
+        let roll = || &first.registration.presence.roll;
         let id = device.id();
         for _ in 0..100 {
             drop(pool.register(&device.create_stream()).unwrap());
@@ -93,13 +93,13 @@ mod tests {
         assert_eq!(roll().len(), 2);
         assert!(Arc::ptr_eq(
             &roll().find(id, raw).unwrap(),
-            first.registration()
+            &first.registration
         ));
-        let presence = first.registration().presence.clone();
+        let presence = first.registration.presence.clone();
         drop(first);
         assert!(Arc::ptr_eq(
             &presence.roll.find(id, raw).unwrap(),
-            second.registration()
+            &second.registration
         ));
         drop(second);
         assert!(presence.roll.find(id, raw).is_none());

@@ -3,7 +3,7 @@
 pub use weirpool_heap::Level;
 pub(crate) use weirpool_heap::Mark;
 pub(crate) use weirpool_heap::debug_in_units;
-pub(crate) use weirpool_heap::units::{Bytes, Counted, Milliseconds};
+pub(crate) use weirpool_heap::units::{Bytes, Milliseconds};
 pub(crate) use weirpool_measure::{Account, Accounts, LimitReached, Waits};
 pub use weirpool_measure::{
     BlockInfo, BlockOrigin, BlockState, Bucket, CoalesceHeuristic, Histogram, Hits, Recorder,

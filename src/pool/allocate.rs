@@ -1,19 +1,18 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
-use super::layout::{Layout, expect_capacity_for, round_up};
+use super::layout::{Layout, expect_capacity_for};
 use super::request::{Attempt, Begun, IsUsable, Kind, Miss, Request, Wish};
-use super::{Pool, captured, entered_scope};
+use super::{Pool, captured, entered_scope, plain_case};
 use crate::block::Block;
-use crate::engine::{Allocation, Allocations, Engine, NoMemory, Part, Parts, pass_through};
+use crate::engine::{Allocations, Engine, NoMemory, Part, Parts};
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
-use crate::lane::Fit;
 use crate::measure::Tag;
 use crate::queue::{Ask, Asker, Demand};
 use crate::stream::Stream;
-use crate::sync::{Arc, Ordering, Rare, plain};
+use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
 
 /// The future of [`Pool::allocate`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
@@ -56,7 +55,7 @@ impl<'a> Borrowed<'a> {
     pub(crate) fn new(pool: &'a Pool, stream: &'a Stream) -> Self {
         Self {
             pool,
-            registration: stream.registration(),
+            registration: &stream.registration,
         }
     }
 }
@@ -81,7 +80,7 @@ impl Handles for Owned {
 
     #[inline(always)]
     fn registration(&self) -> &Arc<Registration> {
-        self.stream.registration()
+        &self.stream.registration
     }
 }
 
@@ -187,27 +186,30 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Result<Block, Miss> {
+    fn take_at_once(&self, wish: &Wish, miss: &mut Miss) -> Option<Block> {
         let Self {
             handles,
             layout,
             room,
         } = self;
         if wish.terms.tag.is_some() || room.is_some() || wish.fill.is_some() {
-            return Err(Miss::Unsearched);
+            return None;
         }
-        take_from_lane(handles.pool(), handles.registration(), *layout)
+        let Layout { bytes, alignment } = *layout;
+        let (pool, registration) = (handles.pool(), handles.registration());
+        plain_case::take_at_once(pool, registration, bytes, alignment, miss)
     }
 
     #[inline(always)]
-    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Block, Miss> {
+    fn take_cached(&self, wish: &Wish, miss: &mut Miss) -> Option<Block> {
         if self.room.is_some() || wish.fill.is_some() {
-            return Err(Miss::Unsearched);
+            return None;
         }
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
+        let Layout { bytes, alignment } = self.layout;
         match wish.terms.tag {
-            None => take_cached(pool, registration, self.layout, first),
-            Some(tag) => take_charged(pool, registration, self.layout, tag),
+            None => plain_case::take_cached(pool, registration, bytes, alignment, miss),
+            Some(tag) => plain_case::take_charged(pool, registration, bytes, alignment, tag),
         }
     }
 
@@ -232,7 +234,7 @@ impl<H: Handles> Kind for ForBlock<H> {
             return self.ask_with_room(room, tag).map(Begun::Asks);
         }
         let demand = self.layout.demand(&registration.service.engine, tag)?;
-        let is_in_scope = entered_scope::is_any();
+        let is_in_scope = plain_case::is_any_in_scope();
         if is_in_scope && let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller)
         {
             return drawn.map(Begun::Taken);
@@ -260,121 +262,6 @@ impl<H: Handles> Kind for ForBlock<H> {
 // A result that is as large as a block lies in the block's place: unwrapping it copies nothing.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Result<Block, AllocError>>() == size_of::<Block>());
-
-/// Takes the plain case: a block that the stream's cache has, untagged, while there are no observers and no scope of
-/// a reservation is entered. If it returns a miss, nothing was checked.
-#[inline(always)]
-pub(super) fn take_from_lane(
-    pool: &Pool,
-    registration: &Arc<Registration>,
-    layout: Layout,
-) -> Result<Block, Miss> {
-    let rounded = plain_size(pool, registration, layout)?;
-    take_rounded(registration, layout.bytes, rounded, None).ok_or(Miss::Searched)
-}
-
-/// Takes the plain case for a tag, which is charged first. Returns a miss if this is not the plain case, or the tag's
-/// limit does not allow it; nothing is charged then.
-fn take_charged(
-    pool: &Pool,
-    registration: &Arc<Registration>,
-    layout: Layout,
-    tag: Tag,
-) -> Result<Block, Miss> {
-    let rounded = plain_size(pool, registration, layout).map_err(none_is_plain)?;
-    let service = &registration.service;
-    let account = service.queue.accounts.of(tag);
-    account.charge(rounded).map_err(|_| Miss::Unsearched)?;
-    let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
-    match &taken {
-        Some(_) => account.count_granted(),
-        None => service.uncharge(tag, rounded),
-    }
-    taken.ok_or(Miss::Searched)
-}
-
-/// Tells the compiler that the plain case is the usual one: it has many conditions.
-#[cold]
-#[inline(never)]
-fn none_is_plain(miss: Miss) -> Miss {
-    miss
-}
-
-/// Takes the plain case of a size that has no stack, or of an ordered source of segments. Blocks of a size that has a stack
-/// were searched for [at once](take_from_lane), with the miss `first`.
-#[inline(always)]
-pub(super) fn take_cached(
-    pool: &Pool,
-    registration: &Arc<Registration>,
-    layout: Layout,
-    first: Miss,
-) -> Result<Block, Miss> {
-    let rounded = plain_size(pool, registration, layout)?;
-    let rounding = (rounded - layout.bytes) as u32;
-    let Registration { service, lane, .. } = &**registration;
-    let taken = match lane.cache.bounds.spares.is_some() {
-        true => pass_through::take(&service.engine, lane, rounded, rounding),
-        false if !lane.cache.bounds.has_large(rounded) => return Err(first),
-        false if lane.cache.is_captured() => return Err(Miss::Unsearched),
-        false => {
-            let cached = lane.cache.take(rounded, rounding, Fit::Exact);
-            cached.map(|cached| (Allocation::of_cache(cached), None))
-        }
-    };
-    let (allocation, left) = taken.ok_or(Miss::Searched)?;
-    let registration = left.unwrap_or_else(|| registration.clone());
-    Ok(Block::of(
-        registration,
-        allocation,
-        rounding,
-        None,
-        Rare::NONE,
-    ))
-}
-
-/// Returns the rounded size of a block that a stream's cache may have, if there are no observers and no scope is entered.
-#[inline(always)]
-fn plain_size(
-    pool: &Pool,
-    registration: &Arc<Registration>,
-    Layout { bytes, alignment }: Layout,
-) -> Result<u64, Miss> {
-    let step = registration.step;
-    let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
-        && registration.observers.is_none()
-        && bytes <= registration.capacity.load(Ordering::Relaxed)
-        && alignment.is_power_of_two()
-        && alignment <= step
-        && !entered_scope::is_any();
-    if !is_plain {
-        return Err(Miss::Unsearched);
-    }
-    Ok(round_up(bytes, step))
-}
-
-/// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
-#[inline(always)]
-fn take_rounded(
-    registration: &Arc<Registration>,
-    bytes: u64,
-    rounded: u64,
-    tag: Option<Tag>,
-) -> Option<Block> {
-    let surplus = (rounded - bytes) as u32;
-    let fit = tag.map_or(Fit::Near, |_| Fit::Exact);
-    let cache = &registration.lane.cache;
-    let (cached, registration) = cache.take_at_once(registration, rounded, surplus, fit)?;
-    let allocation = Allocation::of_cache(cached);
-    // It may be a little larger than that.
-    let rounding = (allocation.bytes - bytes) as u32;
-    Some(Block::of(
-        registration,
-        allocation,
-        rounding,
-        tag,
-        Rare::NONE,
-    ))
-}
 
 /// Several blocks.
 #[derive(Debug)]

@@ -323,11 +323,8 @@ impl Growth<'_> {
 /// Returns the caller of an allocation from memory of graphs outside captures.
 pub(crate) fn at(location: &'static Location<'static>) -> Caller {
     Caller {
-        location,
-        waited: false,
-        is_captured: false,
         shares_with_graphs: true,
-        fill: None,
+        ..Caller::at(location)
     }
 }
 

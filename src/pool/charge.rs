@@ -107,6 +107,6 @@ impl Residency {
     /// Sets the stream on which the owner copies the contents away and back: each block ends in its order as well. Call it
     /// once, before there are blocks.
     pub fn copied_on(&self, stream: &Stream) {
-        self.set_copies(stream.registration());
+        self.set_copies(&stream.registration);
     }
 }

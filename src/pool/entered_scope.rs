@@ -1,13 +1,14 @@
 //! Scopes of reservations: which ones a task is in, and allocations that draw from them.
 
 use super::Pool;
+use super::plain_case::{POLLED, is_any_in_scope};
 use crate::block::Block;
 use crate::engine::NoMemory;
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Reserved};
 use crate::id::ReservationId;
 use crate::queue::Demand;
-use crate::sync::plain::{self, AtomicU64, Ordering};
+use crate::sync::plain::{self, Ordering};
 use crate::sync::{Arc, thread_local};
 use pin_project_lite::pin_project;
 use std::cell::RefCell;
@@ -28,16 +29,6 @@ struct EnteredScope {
     reserved: Arc<Reserved>,
 }
 
-/// How many scopes are being polled in the process. Read by every allocation; written at each poll of a future
-/// in a scope, which is where reservations are used at all.
-static POLLED: AtomicU64 = AtomicU64::new(0);
-
-/// Returns whether any task is in a scope.
-#[inline]
-pub(super) fn is_any() -> bool {
-    POLLED.load(Ordering::Relaxed) != 0
-}
-
 /// Returns the innermost applicable reservation of this thread.
 fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
     // A thread that is ending is in no scope.
@@ -51,7 +42,7 @@ fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
 }
 
 /// Allocates from the reservation whose scope this thread is in, if it belongs to this pool and has enough. Without
-/// [any](is_any) there is nothing to look at.
+/// [any](is_any_in_scope) there is nothing to look at.
 #[cold]
 pub(super) fn draw(
     pool: &Pool,
@@ -92,7 +83,7 @@ pub(super) fn draw_late(
 
 /// Returns the reservation whose scope this thread is in, if the demand may draw from it.
 pub(super) fn reservation(pool: &Pool, demand: &Demand) -> Option<ReservationId> {
-    if !is_any() {
+    if !is_any_in_scope() {
         return None;
     }
     Some(in_scope(pool, demand)?.id())
@@ -110,7 +101,7 @@ fn in_scope(pool: &Pool, demand: &Demand) -> Option<Arc<Reserved>> {
 /// Reserves a part of the reservation whose scope this thread is in, if it belongs to this pool and has one piece of
 /// that size.
 pub(super) fn reserve(pool: &Pool, demand: &Demand, caller: Caller) -> Option<Reserved> {
-    if !is_any() {
+    if !is_any_in_scope() {
         return None;
     }
     let reserved = in_scope(pool, demand)?;

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 const PAIRS: u64 = 10_000;
 
 fn give_threads_caches(stream: &Stream) {
-    stream.registration().lane.cache.share();
+    stream.registration.lane.cache.share();
 }
 
 fn start(checker: Checker) -> (SimDevice, Pool, Stream) {
@@ -38,7 +38,7 @@ fn shared_writes_after(begin: fn(&Stream), pair: impl Fn(&Pool, &Stream)) -> u64
     (0..2).for_each(|_| drop(pool.try_allocate(&stream, 4096).unwrap()));
     let calls = device.counters().device_calls;
     let shared = Arc::strong_count(pool.service());
-    let owners = Arc::strong_count(stream.registration());
+    let owners = Arc::strong_count(&stream.registration);
     drop(census());
 
     for _ in 0..PAIRS {
@@ -54,7 +54,7 @@ fn shared_writes_after(begin: fn(&Stream), pair: impl Fn(&Pool, &Stream)) -> u64
         shared,
         "a block counts its stream only"
     );
-    let counted = || Arc::strong_count(stream.registration());
+    let counted = || Arc::strong_count(&stream.registration);
     assert_eq!(counted(), owners, "it has the count that the last one left");
     drop(block);
     assert_eq!(counted(), owners, "and leaves it to the next");
@@ -128,7 +128,7 @@ fn leave_references(begin: fn(&Stream)) {
     begin(&stream);
     let take = |_| pool.try_allocate(&stream, 4096).unwrap();
     drop((0..100).map(take).collect::<Vec<_>>());
-    assert!(Arc::strong_count(stream.registration()) < 20);
+    assert!(Arc::strong_count(&stream.registration) < 20);
     let (one, other) = (take(0), take(1));
     drop(one);
     assert!(!stream.is_idle());

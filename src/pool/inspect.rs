@@ -221,7 +221,7 @@ impl<'a> Inspect<'a> {
             return 0;
         }
         let engine = &self.pool.service().engine;
-        figures::pending_blocks_on(&engine.store, &stream.registration().lane)
+        figures::pending_blocks_on(&engine.store, &stream.registration.lane)
     }
 
     /// Returns the first `most` requests that wait, in the order in which they are served if no other request comes;

@@ -1,5 +1,6 @@
 //! The size and alignment of a block, and how sizes are rounded to the pool's step.
 
+use super::plain_case::round_up;
 use crate::engine::Engine;
 use crate::error::AllocError;
 use crate::heap;
@@ -82,13 +83,6 @@ impl From<std::alloc::Layout> for Layout {
     fn from(layout: std::alloc::Layout) -> Self {
         Self::new(layout.size() as u64).alignment(layout.align() as u64)
     }
-}
-
-/// Rounds a size up to a multiple of the pool's step, which is a power of two, and to one step at least. The capacity is
-/// a multiple of the step: sizes up to the capacity do not overflow.
-#[inline(always)]
-pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
-    (bytes.max(1) + (step - 1)) & !(step - 1)
 }
 
 /// # Errors

@@ -11,7 +11,8 @@
 //! | `settings` | checks the settings, and makes the choices that they leave open |
 //! | `request` | how a request waits, whatever it asks for |
 //! | `allocate` | requests for blocks |
-//! | `layout` | the size and alignment of a block, and rounding |
+//! | `plain_case` | a block of the stream's own cache, without any terms |
+//! | `layout` | the size and alignment of a block |
 //! | `captured` | requests for blocks on a stream that is being captured |
 //! | `charge` | bytes of the capacity, for memory that others allocate |
 //! | `grow` | the request of a block to grow |
@@ -41,6 +42,7 @@ mod maintain;
 mod manage;
 mod own_stream;
 mod peers;
+mod plain_case;
 pub(crate) mod request;
 mod reservation;
 mod settings;
@@ -84,7 +86,7 @@ use std::panic::Location;
 impl Stream {
     /// Returns the pool that the stream is registered with.
     pub fn pool(&self) -> Pool {
-        Pool::of_presence(self.registration().presence.clone())
+        Pool::of_presence(self.registration.presence.clone())
     }
 }
 
@@ -281,9 +283,10 @@ impl Pool {
     #[track_caller]
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();
-        match allocate::take_from_lane(self, stream.registration(), Layout::new(bytes)) {
-            Ok(block) => Ok(block),
-            Err(miss) => self.try_allocate_slowly(stream, bytes, location, miss),
+        let mut miss = Miss::Unsearched;
+        match plain_case::take_at_once(self, &stream.registration, bytes, 1, &mut miss) {
+            Some(block) => Ok(block),
+            None => self.try_allocate_slowly(stream, bytes, location, miss),
         }
     }
 
@@ -294,12 +297,11 @@ impl Pool {
         stream: &Stream,
         bytes: u64,
         location: &'static Location<'static>,
-        miss: Miss,
+        mut miss: Miss,
     ) -> Result<Block, AllocError> {
-        let layout = Layout::new(bytes);
-        match allocate::take_cached(self, stream.registration(), layout, miss) {
-            Ok(block) => Ok(block),
-            Err(miss) => {
+        match plain_case::take_cached(self, &stream.registration, bytes, 1, &mut miss) {
+            Some(block) => Ok(block),
+            None => {
                 let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
                 Request::new(kind, location).search_now(miss)
             }

@@ -112,12 +112,12 @@ pub trait Kind: Unpin {
     /// Returns the stream and the pool of the request.
     fn asker(&self) -> Asker<'_>;
 
-    /// Takes memory that the stream's cache has, for a tag, which is charged, or of a size that has no stack. `first` is the
-    /// miss of [`take_at_once`](Self::take_at_once).
+    /// Takes memory that the stream's cache has, for a tag, which is charged, or of a size that has no stack. `miss` is that
+    /// of [`take_at_once`](Self::take_at_once), and of both afterwards.
     #[inline(always)]
-    fn take_cached(&self, wish: &Wish, first: Miss) -> Result<Self::Output, Miss> {
-        let _ = wish;
-        Err(first)
+    fn take_cached(&self, wish: &Wish, miss: &mut Miss) -> Option<Self::Output> {
+        let _ = (wish, miss);
+        None
     }
 
     /// Checks the request: says what it asks for, or takes memory that need not be searched for.
@@ -137,12 +137,12 @@ pub trait Kind: Unpin {
         caller: Caller,
     ) -> Result<Self::Output, AllocError>;
 
-    /// Handles the plain case: takes memory from the stream's cache, without any checks. If it returns a miss, nothing was
-    /// checked.
+    /// Handles the plain case: takes memory from the stream's cache, without any checks. If it returns `None`, nothing was
+    /// checked, and `miss` says whether the cache was searched.
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Result<Self::Output, Miss> {
-        let _ = wish;
-        Err(Miss::Unsearched)
+    fn take_at_once(&self, wish: &Wish, miss: &mut Miss) -> Option<Self::Output> {
+        let _ = (wish, miss);
+        None
     }
 
     /// Returns the reservation that the request may draw from, if it is made in the scope of one.
@@ -161,8 +161,8 @@ pub trait Kind: Unpin {
     }
 }
 
-/// Whether the stream's cache was searched in vain. Another thread may enter a scope or raise the capacity at any time,
-/// and what is the plain case in one look need not be so in the next: each look says for itself.
+/// Whether the stream's cache was searched in vain. Another thread may enter a scope or raise the capacity at any time, so
+/// that one look finds the plain case and the next one does not: each look says for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// It is not the plain case.
@@ -330,9 +330,10 @@ impl<K: Kind> Request<K> {
     /// call returns `Exhausted`, and the request leaves the queue.
     #[inline]
     pub fn try_now(mut self) -> Result<K::Output, AllocError> {
-        match self.kind.take_at_once(&self.wish) {
-            Ok(output) => Ok(output),
-            Err(miss) => self.try_slowly(miss),
+        let mut miss = Miss::Unsearched;
+        match self.kind.take_at_once(&self.wish, &mut miss) {
+            Some(output) => Ok(output),
+            None => self.try_slowly(miss),
         }
     }
 
@@ -423,20 +424,18 @@ impl<K: Kind> Request<K> {
 
     fn caller(&self, waited: bool) -> Caller {
         Caller {
-            location: self.location,
             waited,
-            is_captured: false,
-            shares_with_graphs: false,
             fill: self.wish.fill,
+            ..Caller::at(self.location)
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn try_slowly(&mut self, miss: Miss) -> Result<K::Output, AllocError> {
-        match self.kind.take_cached(&self.wish, miss) {
-            Ok(output) => Ok(output),
-            Err(miss) => self.search_now(miss),
+    fn try_slowly(&mut self, mut miss: Miss) -> Result<K::Output, AllocError> {
+        match self.kind.take_cached(&self.wish, &mut miss) {
+            Some(output) => Ok(output),
+            None => self.search_now(miss),
         }
     }
 
@@ -496,12 +495,12 @@ impl<K: Kind> Request<K> {
     fn poll_new(
         &mut self,
         context: &mut Context<'_>,
-        miss: Miss,
+        mut miss: Miss,
     ) -> Poll<Result<K::Output, AllocError>> {
-        let attempt = match self.kind.take_cached(&self.wish, miss) {
-            Ok(output) => return Poll::Ready(Ok(output)),
-            Err(miss) => self.attempt(miss),
-        };
+        if let Some(output) = self.kind.take_cached(&self.wish, &mut miss) {
+            return Poll::Ready(Ok(output));
+        }
+        let attempt = self.attempt(miss);
         let mut ask = match self.kind.begin(attempt)? {
             Begun::Taken(output) => return Poll::Ready(Ok(output)),
             Begun::Asks(ask) => ask,
@@ -572,14 +571,11 @@ impl<K: Kind> Future for Request<K> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let mut miss = Miss::Unsearched;
-        if this.is_new {
-            match this.kind.take_at_once(&this.wish) {
-                Ok(output) => {
-                    this.is_new = false;
-                    return Poll::Ready(Ok(output));
-                }
-                Err(first) => miss = first,
-            }
+        if this.is_new
+            && let Some(output) = this.kind.take_at_once(&this.wish, &mut miss)
+        {
+            this.is_new = false;
+            return Poll::Ready(Ok(output));
         }
         let mut polled = Poll::Pending;
         this.poll_into(&mut polled, context, miss);

@@ -112,20 +112,14 @@ impl Reservation {
         layout: impl Into<Layout>,
     ) -> Result<Block, AllocError> {
         let (layout, location) = (layout.into(), Location::caller());
-        let registration = stream.registration();
+        let registration = &stream.registration;
         let presence = self.reserved().presence();
         presence.expect_own(registration, location)?;
         let demand = layout.demand(&presence.service.engine, None)?;
         if registration.lane.cache.is_captured() {
             return Err(AllocError::StreamCaptured);
         }
-        let caller = Caller {
-            location,
-            waited: false,
-            is_captured: false,
-            shares_with_graphs: false,
-            fill: None,
-        };
+        let caller = Caller::at(location);
         if let Some(block) = Block::kept(registration, &demand, caller, self.reserved()) {
             return block;
         }

@@ -61,11 +61,7 @@ impl Settings {
         }
         let geometry = &mut self.geometry;
         let (capacity, chunk_bytes) = (geometry.capacity, geometry.chunk_bytes);
-        let joined = source.join(&Joining {
-            name,
-            capacity,
-            chunk_bytes,
-        });
+        let joined = source.join(&Joining::new(name, capacity, chunk_bytes));
         let Some(limit) = joined.map_err(|error| BuildError::CapacitySource(error.into()))? else {
             return Ok(());
         };

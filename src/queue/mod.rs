@@ -27,7 +27,7 @@
 //! | `drain`, `drains` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
 //! | `tenancy` | applies what a source of capacity grants and recalls |
-//! | `link`, `wakers` | a link to the pool that can be cut; what timer and device call |
+//! | `wakers` | what timer and device call |
 
 mod attempt;
 mod blocking;
@@ -37,7 +37,6 @@ mod demand;
 mod drain;
 mod drains;
 mod funnel;
-mod link;
 mod pass;
 mod passage;
 mod reclaimer;

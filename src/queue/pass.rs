@@ -16,6 +16,7 @@ use super::Service;
 use super::funnel::wake_all;
 use super::unclaimed::Unclaimed;
 use super::waiter::Waiter;
+use super::waiters::Leaving;
 use crate::engine::{Effort, Mode, NoMemory, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::sync::Arc;
@@ -116,7 +117,7 @@ impl<'a> Pass<'a> {
             self.look_again_at(until);
             return false;
         }
-        let is_aside = service.queue.set_aside(head, &service.engine.shared.gate);
+        let is_aside = service.queue.set_aside(head);
         if is_aside {
             // It may have been the last one that the maintenance was put off for.
             maintenance::resume(&service.engine);
@@ -196,7 +197,7 @@ impl<'a> Pass<'a> {
         // because the waiter holds the stream.
         let _visit = waiter.lane.cache.visit();
         if !waiter.is_waiting() {
-            let _ = service.leave(waiter, None);
+            let _ = service.leave(waiter, Leaving::Unserved);
             return Served::Gone;
         }
         if let Some(refusal) = service.refusal_of(&waiter.demand) {
@@ -254,17 +255,16 @@ impl<'a> Pass<'a> {
 
     fn grant(&self, waiter: &Waiter, found: Unclaimed) -> Served {
         let service = self.service;
-        let waited = service.now().saturating_sub(waiter.entry.since);
         service.end_deadlock();
         match waiter.grant(found.claim()) {
             Ok(waker) => {
-                let _ = service.leave(waiter, Some(waited));
+                let _ = service.leave(waiter, Leaving::Served);
                 wake_all(&self.service.engine.store.announcer, waker);
                 Served::Granted
             }
             Err(found) => {
                 let found = Unclaimed::new(service, waiter, found);
-                let _ = service.leave(waiter, None);
+                let _ = service.leave(waiter, Leaving::Unserved);
                 drop(found);
                 Served::Gone
             }

@@ -1,10 +1,10 @@
 //! The reclaimer: a future that serves the queue.
 
 use super::funnel::Member;
-use super::link::Link;
 use super::spawned::Spawned;
 use super::{Service, serving};
 use crate::sync::Arc;
+use crate::sync::Link;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};

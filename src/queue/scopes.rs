@@ -3,8 +3,9 @@
 use super::waiter::Waiter;
 use crate::engine::gate;
 use crate::id::ReservationId;
+use crate::lane::Gate;
 use crate::sync::plain::AtomicU64;
-use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, Trash};
 use std::collections::BTreeMap;
 use std::task::Waker;
 use weirpool_queue::Position;
@@ -17,35 +18,32 @@ type ScopeKey = (ReservationId, Position);
 pub(super) struct Scopes {
     count: AtomicU64,
     waiters: Mutex<BTreeMap<ScopeKey, Foreign<Arc<Waiter>>>>,
+    gate: Gate,
 }
 
 impl Scopes {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(gate: Gate) -> Self {
         Self {
             count: AtomicU64::new(0),
             waiters: Mutex::new(Guards::Queue, BTreeMap::new()),
+            gate,
         }
     }
 
     /// Adds a request, if it was made in a scope. The gate is closed under the lock, as it is opened.
-    pub(super) fn enter(&self, waiter: &Arc<Waiter>, gate: &SharedState) {
+    pub(super) fn enter(&self, waiter: &Arc<Waiter>) {
         if let Some(key) = key(waiter) {
             let mut waiters = self.waiters.lock();
             waiters.insert(key, Foreign::new(waiter.clone()));
             self.count.fetch_add(1, Ordering::Relaxed);
             if waiters.len() == 1 {
-                gate.fetch_or(gate::SCOPED, Ordering::SeqCst);
+                self.gate.fetch_or(gate::SCOPED, Ordering::SeqCst);
             }
         }
     }
 
     /// Removes a request that leaves the queue, whose lock is held.
-    pub(super) fn leave(
-        &self,
-        waiter: &Waiter,
-        gate: &SharedState,
-        trash: &mut Trash<Arc<Waiter>>,
-    ) {
+    pub(super) fn leave(&self, waiter: &Waiter, trash: &mut Trash<Arc<Waiter>>) {
         let Some(key) = key(waiter) else {
             return;
         };
@@ -54,7 +52,7 @@ impl Scopes {
         if left.is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
             if waiters.is_empty() {
-                gate.fetch_and(!gate::SCOPED, Ordering::SeqCst);
+                self.gate.fetch_and(!gate::SCOPED, Ordering::SeqCst);
             }
         }
         trash.add(left);

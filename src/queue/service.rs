@@ -2,10 +2,9 @@
 
 use super::drains::Drains;
 use super::funnel::{Funnel, Member, wake_all};
-use super::link::Link;
 use super::spawned::Spawned;
 use super::waiter::Waiter;
-use super::waiters::{Displaced, Waiters};
+use super::waiters::{Displaced, Leaving, Waiters};
 use super::{Demand, Rules, Terms};
 use crate::background::{Background, Errand};
 use crate::device::Device;
@@ -13,11 +12,13 @@ use crate::engine::{
     Change, Engine, Group, OtherPools, Settings, Watches, access, figures, maintenance,
 };
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
-use crate::lane::Lane;
+use crate::lane::{Gate, Lane};
 use crate::measure::{Tag, Waits};
 use crate::seam::Fact;
-use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain};
+use crate::sync::Link;
+use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, SharedState, plain};
 use crate::timer::{Deadline, Timer};
+use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::time::Duration;
 use weirpool_queue::{Moved, Standstill, due};
@@ -65,11 +66,13 @@ impl Service {
         rules: Rules,
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
-        let queue = plain::Arc::new(Waiters::new(&rules, waits.clone()));
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
+        let queue = plain::Arc::new(Waiters::new(&rules, waits.clone(), gate.clone()));
         let timer = Timer::new(device.clone());
         let announcer = settings.announcer.clone();
         let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer, announcer));
-        let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;
+        let publisher = funnel.clone();
+        let engine = Engine::new(device, settings, others, publisher, (waits, gate), &timer)?;
         Ok(Self {
             rules,
             standstill: Mutex::new(Guards::Queue, Standstill::default()),
@@ -103,13 +106,10 @@ impl Service {
         );
     }
 
-    /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
-    /// candidate.
+    /// Takes a request out of the queue. Returns whether another one is a candidate.
     #[must_use = "memory must be searched for a candidate"]
-    pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>) -> bool {
-        let moved = self
-            .queue
-            .leave(waiter, waited, self.now(), &self.engine.shared.gate);
+    pub(super) fn leave(&self, waiter: &Waiter, how: Leaving) -> bool {
+        let moved = self.queue.leave(waiter, how, self.now());
         maintenance::resume(&self.engine);
         self.relieve_new_first(waiter.demand.tag, moved);
         moved.has_candidate
@@ -137,8 +137,7 @@ impl Service {
 
     /// Puts a request back to its position that was set aside. The poll that comes next searches for it.
     pub(super) fn bring_back(&self, waiter: &Waiter) {
-        let gate = &self.engine.shared.gate;
-        if self.queue.bring_back(waiter, self.now(), gate) {
+        if self.queue.bring_back(waiter, self.now()) {
             self.funnel.mark_candidate();
         }
     }
@@ -170,7 +169,7 @@ impl Service {
             // It was granted or failed before, or is gone, and leaves the queue with that outcome.
             return;
         };
-        if self.leave(waiter, None) {
+        if self.leave(waiter, Leaving::Unserved) {
             self.funnel.notify_candidate();
         }
         self.uncharge_unserved(waiter);
@@ -228,7 +227,7 @@ impl Service {
     #[cold]
     #[inline(never)]
     pub(crate) fn admit(&self, tag: Tag) {
-        let moved = self.queue.admit(tag, self.now(), &self.engine.shared.gate);
+        let moved = self.queue.admit(tag, self.now());
         self.notify_of_moved(moved);
         self.relieve(tag);
     }

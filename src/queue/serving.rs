@@ -12,6 +12,7 @@ use super::Service;
 use super::funnel::{Funnel, wake_all};
 use super::pass::{Ended, Pass};
 use super::waiter::Waiter;
+use super::waiters::Leaving;
 use crate::engine::{Effort, gate, maintenance, reaping, supply};
 use crate::measure::Tag;
 use crate::seam::Fact;
@@ -157,14 +158,9 @@ fn fail_hopeless(service: &Service) {
 /// Removes a request whose future ends. Serves requests that move up, because their own executors may be dead; also
 /// if the request was notified and did not serve. After the last request nothing is watched any more. Unless the request
 /// takes a grant, its tag gets its bytes back.
-pub(super) fn depart(
-    service: &Arc<Service>,
-    waiter: &Waiter,
-    waited: Option<Duration>,
-    takes_grant: bool,
-) {
-    let has_candidate = service.leave(waiter, waited);
-    if !takes_grant {
+pub(super) fn depart(service: &Arc<Service>, waiter: &Waiter, how: Leaving) {
+    let has_candidate = service.leave(waiter, how);
+    if how != Leaving::Served {
         service.uncharge_unserved(waiter);
     }
     if has_candidate || service.queue.is_empty() {
@@ -187,8 +183,7 @@ pub(crate) fn apply_terms(service: &Arc<Service>) {
 
 /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
 pub(crate) fn set_tag_limit(service: &Arc<Service>, tag: Tag, limit: Option<u64>) {
-    let gate = &service.engine.shared.gate;
-    let moved = service.queue.set_limit(tag, limit, service.now(), gate);
+    let moved = service.queue.set_limit(tag, limit, service.now());
     service.notify_of_moved(moved);
     for waiter in service.queue.over_limit(tag) {
         if let Some(refusal) = service.refusal_of(&waiter.demand) {

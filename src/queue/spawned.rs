@@ -1,7 +1,7 @@
 //! The pool's side of a reclaimer that was spawned.
 
 use super::funnel::{Funnel, Member};
-use super::link::Link;
+use crate::sync::Link;
 use std::task::Waker;
 
 /// The service's part of a reclaimer that was spawned for as long as requests wait.

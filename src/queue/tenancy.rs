@@ -6,10 +6,10 @@
 //! keeps. A recall that is *binding* also evicts [evictable](crate::Evictable) memory, and holds requests back that would
 //! use more. The source is told whenever memory comes back, like a [drain](super::drain).
 
-use super::link::Link;
 use super::{Service, serving};
 use crate::engine::{Lender, figures, maintenance};
 use crate::seam::{ApplyBounds, Bounds, Holding};
+use crate::sync::Link;
 use crate::sync::{Arc, plain};
 use std::task::{Wake, Waker};
 

@@ -12,11 +12,11 @@ use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
 use crate::heap::Placement;
 use crate::id::ReservationId;
-use crate::lane::Lane;
+use crate::lane::{Gate, Lane};
 use crate::measure::{Accounts, Tag, WaitOutcome, Waits};
 use crate::queue::WaitingRequest;
 use crate::sync::plain;
-use crate::sync::{Arc, Foreign, Guard, Guards, Mutex, Ordering, SharedState, Trash};
+use crate::sync::{Arc, Foreign, Guard, Guards, Mutex, Ordering, Trash};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -76,10 +76,12 @@ pub(super) struct JoinRefused {
 }
 
 /// How a request leaves the queue.
-#[derive(Clone, Copy, Debug)]
-enum Leaving {
-    /// Served after that long.
-    Served(Duration),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// With its grant, which keeps the charge of its tag.
+    Served,
+    /// With memory of a reservation, which its tag is not charged for, and nothing of the queue.
+    Drawn,
     Unserved,
     /// It lost its place to a request of another tag.
     Displaced,
@@ -108,6 +110,7 @@ impl Members {
 #[derive(Debug)]
 pub(crate) struct Waiters {
     members: Mutex<Members>,
+    gate: Gate,
     /// The requests made in scopes of reservations, throttled ones included.
     pub(super) scopes: Scopes,
     /// How the pool's requests waited.
@@ -117,7 +120,7 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
+    pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>, gate: Gate) -> Self {
         Self {
             members: Mutex::new(
                 Guards::Queue,
@@ -126,7 +129,8 @@ impl Waiters {
                     waiters: BTreeMap::new(),
                 },
             ),
-            scopes: Scopes::new(),
+            scopes: Scopes::new(gate.clone()),
+            gate,
             waits,
             accounts: Accounts::default(),
         }
@@ -141,11 +145,7 @@ impl Waiters {
     ///
     /// # Errors
     /// Returns an error if it may not wait.
-    pub(super) fn join(
-        &self,
-        newcomer: Newcomer<'_>,
-        gate: &SharedState,
-    ) -> Result<Joined, JoinRefused> {
+    pub(super) fn join(&self, newcomer: Newcomer<'_>) -> Result<Joined, JoinRefused> {
         // With no lock held: that calls foreign code.
         let waker = newcomer.waker.clone();
         let mut members = self.members.lock_with_trash();
@@ -188,7 +188,7 @@ impl Waiters {
             // A request that was granted in this moment keeps its grant. It leaves by itself, and makes room.
             let waker = waiter.fail(AllocError::QueueFull(full.into()));
             if waker.is_some() {
-                moved.and(self.leave_from(members, &waiter, Leaving::Displaced, now, gate, trash));
+                moved.and(self.leave_from(members, &waiter, Leaving::Displaced, now, trash));
             }
             Some(Displaced { waiter, waker })
         });
@@ -206,24 +206,38 @@ impl Waiters {
         let waiter = Arc::new(Waiter::new(origin, waker));
         self.counted_for(&waiter).for_each(Waits::begin);
         if waiter.scope.is_some() {
-            self.scopes.enter(&waiter, gate);
+            self.scopes.enter(&waiter);
         }
         let held = Foreign::new(waiter.clone());
         members.waiters.insert(entry.sort_key.position, held);
         if over.is_none() {
             self.promise(&entry);
-            close(&members.queue, gate);
+            self.close(&members.queue);
         }
         moved.has_candidate |= members.queue.join(entry, over, now);
         if let Some(tag) = over {
             // It may be first, and small enough for the limit.
-            moved.and(self.admit_from(members, tag, now, gate));
+            moved.and(self.admit_from(members, tag, now));
         }
         Ok(Joined {
             waiter,
             moved,
             displaced,
         })
+    }
+
+    /// Closes the gate for a request that enters the fair queue. It is closed under the queue's lock, as it is opened.
+    fn close(&self, queue: &Queue) {
+        if queue.is_gate_open() {
+            self.gate.fetch_or(gate::WAITING, Ordering::SeqCst);
+        }
+    }
+
+    /// Opens the gate if no request is left in the fair queue.
+    fn open_if_empty(&self, queue: &Queue) {
+        if queue.is_gate_open() {
+            self.gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
+        }
     }
 
     /// Notes that a request is in the fair queue, with its bytes charged to its tag.
@@ -233,18 +247,11 @@ impl Waiters {
         }
     }
 
-    /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
-    pub(super) fn leave(
-        &self,
-        waiter: &Waiter,
-        waited: Option<Duration>,
-        now: Duration,
-        gate: &SharedState,
-    ) -> Moved {
-        let how = waited.map_or(Leaving::Unserved, Leaving::Served);
+    /// Removes a request. The second call for a request does nothing.
+    pub(super) fn leave(&self, waiter: &Waiter, how: Leaving, now: Duration) -> Moved {
         let mut members = self.members.lock_with_trash();
         let (members, trash) = members.parts();
-        self.leave_from(members, waiter, how, now, gate, trash)
+        self.leave_from(members, waiter, how, now, trash)
     }
 
     fn leave_from(
@@ -253,29 +260,30 @@ impl Waiters {
         waiter: &Waiter,
         how: Leaving,
         now: Duration,
-        gate: &SharedState,
         trash: &mut Trash<Arc<Waiter>>,
     ) -> Moved {
         let entry = &waiter.entry;
-        let is_served = matches!(how, Leaving::Served(_));
+        let is_served = how == Leaving::Served;
         let Some(left) = members.queue.leave(entry, is_served, now) else {
             return Moved::default();
         };
         trash.add(members.waiters.remove(&entry.sort_key.position));
         let mut moved = left.moved;
         match (entry.tag, left.was_throttled) {
-            (Some(tag), true) => moved.and(self.admit_from(members, tag, now, gate)),
+            (Some(tag), true) => moved.and(self.admit_from(members, tag, now)),
             (tag, _) => {
                 if let Some(tag) = tag {
                     self.accounts.of(tag).end_promise(entry.bytes);
                 }
-                open_if_empty(&members.queue, gate);
+                self.open_if_empty(&members.queue);
             }
         }
-        self.scopes.leave(waiter, gate, trash);
+        self.scopes.leave(waiter, trash);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         self.counted_for(waiter).for_each(|waits| match how {
-            Leaving::Served(waited) => waits.end(WaitOutcome::Served, waited),
+            Leaving::Served | Leaving::Drawn => {
+                waits.end(WaitOutcome::Served, now.saturating_sub(entry.since));
+            }
             Leaving::Unserved => waits.end(waiter.unserved(), Duration::ZERO),
             Leaving::Displaced => waits.end_refused(),
         });
@@ -284,18 +292,18 @@ impl Waiters {
 
     /// Sets a request aside whose waiter was woken and not polled, and opens the gate if no other one waits. Returns whether
     /// it did.
-    pub(super) fn set_aside(&self, waiter: &Waiter, gate: &SharedState) -> bool {
+    pub(super) fn set_aside(&self, waiter: &Waiter) -> bool {
         let queue = &mut self.members.lock().queue;
         if !queue.has(&waiter.entry) || !waiter.set_aside() {
             return false;
         }
         queue.set_aside(&waiter.entry);
-        open_if_empty(queue, gate);
+        self.open_if_empty(queue);
         true
     }
 
     /// Puts a request back to its position that was set aside, since its waiter is polled. Returns whether it did.
-    pub(super) fn bring_back(&self, waiter: &Waiter, now: Duration, gate: &SharedState) -> bool {
+    pub(super) fn bring_back(&self, waiter: &Waiter, now: Duration) -> bool {
         let queue = &mut self.members.lock().queue;
         let was_open = queue.is_gate_open();
         if !queue.bring_back(&waiter.entry, now) {
@@ -303,23 +311,17 @@ impl Waiters {
         }
         waiter.is_aside.store(false, Ordering::Release);
         if was_open {
-            gate.fetch_or(gate::WAITING, Ordering::SeqCst);
+            self.gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
         true
     }
 
     /// Lets requests of a tag into the fair queue, as far as its limit allows now.
-    pub(super) fn admit(&self, tag: Tag, now: Duration, gate: &SharedState) -> Moved {
-        self.admit_from(&mut self.members.lock(), tag, now, gate)
+    pub(super) fn admit(&self, tag: Tag, now: Duration) -> Moved {
+        self.admit_from(&mut self.members.lock(), tag, now)
     }
 
-    fn admit_from(
-        &self,
-        members: &mut Members,
-        tag: Tag,
-        now: Duration,
-        gate: &SharedState,
-    ) -> Moved {
+    fn admit_from(&self, members: &mut Members, tag: Tag, now: Duration) -> Moved {
         let account = self.accounts.of(tag);
         let mut moved = Moved::default();
         while let Some(entry) = members.queue.first_throttled(tag)
@@ -329,7 +331,7 @@ impl Waiters {
                 waiter.end_throttling();
             }
             self.promise(entry);
-            close(&members.queue, gate);
+            self.close(&members.queue);
             moved.and(members.queue.enter_first(tag, now));
         }
         self.end_throttling(&members.queue, tag);
@@ -344,17 +346,11 @@ impl Waiters {
     }
 
     /// Sets the limit of a tag, and lets requests in that it allows.
-    pub(super) fn set_limit(
-        &self,
-        tag: Tag,
-        limit: Option<u64>,
-        now: Duration,
-        gate: &SharedState,
-    ) -> Moved {
+    pub(super) fn set_limit(&self, tag: Tag, limit: Option<u64>, now: Duration) -> Moved {
         let mut members = self.members.lock();
         // Under the lock: a request throttled by the old limit is let in by the new one.
         self.accounts.of(tag).set_limit(limit);
-        self.admit_from(&mut members, tag, now, gate)
+        self.admit_from(&mut members, tag, now)
     }
 
     /// Returns the waiting requests of a tag that are larger than its limit. Takes time in proportion to their number.
@@ -544,20 +540,6 @@ impl Waiters {
         // Under the lock: no request joins or leaves meanwhile.
         let _members = self.members.lock();
         self.waits.waiting()
-    }
-}
-
-/// Closes the gate for a request that enters the fair queue. It is closed under the queue's lock, as it is opened.
-fn close(queue: &Queue, gate: &SharedState) {
-    if queue.is_gate_open() {
-        gate.fetch_or(gate::WAITING, Ordering::SeqCst);
-    }
-}
-
-/// Opens the gate if no request is left in the fair queue.
-fn open_if_empty(queue: &Queue, gate: &SharedState) {
-    if queue.is_gate_open() {
-        gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
     }
 }
 

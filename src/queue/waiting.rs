@@ -5,7 +5,7 @@ use super::attempt::{Ask, Asker, Denied, count_parts};
 use super::throttled;
 use super::unclaimed::Unclaimed;
 use super::waiter::{Waiter, outcome_of};
-use super::waiters::{JoinRefused, Joined, Newcomer};
+use super::waiters::{JoinRefused, Joined, Leaving, Newcomer};
 use super::{Demand, Service, Terms, reclaimer, serving};
 use crate::engine::{Allocations, Expected, NoMemory};
 use crate::error::{AllocError, Shortfall};
@@ -90,7 +90,7 @@ impl Waiting {
             limit,
             is_charged: charge.is_some(),
         };
-        let joined = service.queue.join(newcomer, &engine.shared.gate);
+        let joined = service.queue.join(newcomer);
         // The bytes belong to the position now, or are uncharged below.
         if let Some(charge) = charge {
             charge.keep();
@@ -141,11 +141,11 @@ impl Waiting {
         let waiter = &self.0.as_deref()?.waiter;
         waiter.scope?;
         waiter.expect_pieces(true);
-        let (end, drawn) = match draw(&waiter.demand) {
-            Ok(drawn) => (End::Drawn, Ok(drawn)),
+        let (how, drawn) = match draw(&waiter.demand) {
+            Ok(drawn) => (Leaving::Drawn, Ok(drawn)),
             Err(NoMemory::Never(error)) => {
                 waiter.record_unserved(outcome_of(&error));
-                (End::Unserved, Err(error))
+                (Leaving::Unserved, Err(error))
             }
             // It has enough, in pieces that are too small now.
             Err(NoMemory::NotReserved { .. }) => return None,
@@ -154,7 +154,7 @@ impl Waiting {
                 return None;
             }
         };
-        self.finish(service, end);
+        self.finish(service, how);
         Some(drawn)
     }
 
@@ -177,14 +177,14 @@ impl Waiting {
         if let Ok(allocations) = &answer {
             count_parts(&waiter.lane, allocations, &waiter.parts);
         }
-        let end = match &answer {
-            Ok(_) => End::Granted,
+        let how = match &answer {
+            Ok(_) => Leaving::Served,
             Err(error) => {
                 waiter.record_unserved(outcome_of(error));
-                End::Unserved
+                Leaving::Unserved
             }
         };
-        self.finish(service, end);
+        self.finish(service, how);
         Poll::Ready(answer.map(|allocations| (waiter, allocations)))
     }
 
@@ -234,11 +234,11 @@ impl Waiting {
     #[cold]
     #[inline(never)]
     pub(crate) fn abandon(&mut self, service: &Arc<Service>) {
-        self.finish(service, End::Unserved);
+        self.finish(service, Leaving::Unserved);
     }
 
     /// Leaves the queue, whatever the outcome. A grant that the request did not take goes to others.
-    fn finish(&mut self, service: &Arc<Service>, end: End) {
+    fn finish(&mut self, service: &Arc<Service>, how: Leaving) {
         let Some(membership) = self.0.take() else {
             return;
         };
@@ -246,11 +246,11 @@ impl Waiting {
         let left_over = waiter.cancel();
         let left_over = left_over.map(|found| Unclaimed::new(service, &waiter, found));
         let time_waited = service.now().saturating_sub(waiter.entry.since);
-        let (waited, outcome) = match end {
-            End::Granted | End::Drawn => (Some(time_waited), WaitOutcome::Served),
-            End::Unserved => (None, waiter.unserved()),
+        let outcome = match how {
+            Leaving::Served | Leaving::Drawn => WaitOutcome::Served,
+            Leaving::Unserved | Leaving::Displaced => waiter.unserved(),
         };
-        serving::depart(service, &waiter, waited, end == End::Granted);
+        serving::depart(service, &waiter, how);
         service.engine.store.tell(|| Fact::Waited {
             since: told,
             stream: waiter.lane.id.of_a_stream(),
@@ -261,16 +261,6 @@ impl Waiting {
         });
         drop(left_over);
     }
-}
-
-/// How a request ends that waited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// It takes the queue's grant, and the memory keeps the charge of its tag.
-    Granted,
-    /// It takes memory of a reservation, which its tag is not charged for.
-    Drawn,
-    Unserved,
 }
 
 impl Membership {

@@ -1,9 +1,9 @@
 //! What the timer and the device call: wakers with a link to the pool.
 
-use super::link::Link;
 use super::{Service, serving};
 use crate::background::Errand;
 use crate::engine::maintenance;
+use crate::sync::Link;
 use crate::sync::{Arc, plain};
 use std::task::{Wake, Waker};
 

@@ -59,21 +59,14 @@ impl<'s> AccessOrder<'s> {
     /// Holds the memory of a block until the work is submitted.
     fn hold(&mut self, block: &Block) -> Result<(), StreamError> {
         self.held
-            .extend(block.uses().hold_for(self.stream.registration())?);
+            .extend(block.uses().hold_for(&self.stream.registration)?);
         Ok(())
     }
 
     /// # Errors
     /// Returns an error if work of the host is to use memory that it does not see. A stream uses memory of its own pool.
     fn expect_seen(&self) -> Result<(), StreamError> {
-        let kind = self
-            .stream
-            .registration()
-            .service
-            .engine
-            .shared
-            .settings
-            .kind;
+        let kind = self.stream.registration.service.engine.shared.settings.kind;
         match self.uses.is_some() && !kind.is_seen_by_host() {
             true => Err(StreamError::UnseenByHost),
             false => Ok(()),
@@ -100,40 +93,27 @@ impl Accesses for () {
     }
 }
 
-/// Implements reading through a shared borrow.
-macro_rules! read {
+/// Implements reading through a shared borrow, and writing through an exclusive one.
+macro_rules! accesses {
     ($([$($parameters:tt)*] $memory:ty),* $(,)?) => {$(
-        impl<'a, $($parameters)*> Accesses for &'a $memory {
+        accesses!([$($parameters)*] &'a $memory, false);
+        accesses!([$($parameters)*] &'a mut $memory, true);
+    )*};
+    ([$($parameters:tt)*] $borrow:ty, $is_write:literal) => {
+        impl<'a, $($parameters)*> Accesses for $borrow {
             type Arguments = Argument<'a>;
 
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
                 order.hold(self.block())?;
-                let argument = self.used(order.stream, false)?;
-                Ok(order.add(argument, false))
+                let argument = self.used(order.stream, $is_write)?;
+                Ok(order.add(argument, $is_write))
             }
         }
-    )*};
+    };
 }
 
-/// Implements writing through an exclusive borrow.
-macro_rules! write {
-    ($([$($parameters:tt)*] $memory:ty),* $(,)?) => {$(
-        impl<'a, $($parameters)*> Accesses for &'a mut $memory {
-            type Arguments = Argument<'a>;
-
-            fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
-                order.expect_seen()?;
-                order.hold(self.block())?;
-                let argument = self.used(order.stream, true)?;
-                Ok(order.add(argument, true))
-            }
-        }
-    )*};
-}
-
-read!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
-write!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
+accesses!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
 
 /// What a use of memory is ordered as: a part is written after all earlier uses, while others may write other parts.
 trait Memory {

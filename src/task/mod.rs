@@ -276,7 +276,7 @@ impl Stream {
     /// the device's error; the streams are not ordered then. The task may be of another pool's stream. A closed pool
     /// still orders its streams, for the blocks that are freed later.
     pub fn after(&self, task: &impl Submitted) -> Result<(), TaskError> {
-        let (own, point) = (self.registration(), task.point());
+        let (own, point) = (&self.registration, task.point());
         let earlier = &point.registration;
         let engine = &own.service.engine;
         if !self.is_of_pool(earlier) {

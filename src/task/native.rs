@@ -38,7 +38,7 @@ impl Stream {
     /// # Errors
     /// Returns [`TaskError::OtherBackend`] if the stream is of another backend.
     pub fn native<W: NativeStream>(&self) -> Result<Native<'_, W>, TaskError> {
-        let registration = self.registration();
+        let registration = &self.registration;
         let native = registration.native.get();
         let is_own = native
             .and_then(|native| W::with(native, None, |_| ()))

@@ -184,7 +184,7 @@ impl<'s> Submission<'s> {
 
     /// Returns the registration of a stream that takes work.
     fn open(&self) -> Result<&'s Arc<Registration>, TaskError> {
-        let registration = self.stream.registration();
+        let registration = &self.stream.registration;
         let engine = &registration.service.engine;
         if engine.shared.is_closed() {
             return Err(TaskError::Closed);

@@ -2,7 +2,7 @@
 //! later drops neither panic nor hang.
 
 use crate::bench::{Bench, Gate};
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches};
 use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, builder, eventually};
 use std::fmt::Debug;
@@ -344,7 +344,7 @@ impl Waiters {
     fn end(self, reclaimer: JoinHandle<()>) {
         let ended = async { tokio::time::timeout(PATIENCE, reclaimer).await };
         let ended = self.runtime.block_on(ended);
-        assert!(matches!(ended, Ok(Ok(()))), "the reclaimer: {ended:?}");
+        assert_matches!(ended, Ok(Ok(())), "the reclaimer");
         let runtime = self.runtime;
         in_time("shutting the runtime down", move || drop(runtime));
     }

@@ -1,7 +1,7 @@
 //! The limits of memory: bounds, errors, and memory that a later attempt finds.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, assert_matches, not_ready, poll};
 use crate::site::{ONLY_COMPLETE, Site, builder, eventually};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
@@ -20,25 +20,25 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
         capacity: 8 * MIB,
     };
     assert_eq!(build(8 * MIB + 1).unwrap_err(), refused);
-    assert!(matches!(
+    assert_matches!(
         builder::<B>(device.clone(), 1).build(),
         Err(BuildError::CapacityTooSmall { .. })
-    ));
-    assert!(matches!(
+    );
+    assert_matches!(
         builder::<B>(device.clone(), 8 * MIB).chunk_bytes(3).build(),
         Err(BuildError::InvalidChunk { .. })
-    ));
+    );
     for alignment in [0, 3, 1 << 40] {
         let refused = builder::<B>(device.clone(), 8 * MIB)
             .tuning(|tuning| tuning.alignment = alignment)
             .build();
-        assert!(matches!(refused, Err(BuildError::InvalidAlignment { .. })));
+        assert_matches!(refused, Err(BuildError::InvalidAlignment { .. }));
     }
     for growth in [GrowBy::AtLeast(9 * MIB), GrowBy::Factor(1.0)] {
         let refused = builder::<B>(device.clone(), 8 * MIB)
             .tuning(|tuning| tuning.growth = growth)
             .build();
-        assert!(matches!(refused, Err(BuildError::InvalidGrowth { .. })));
+        assert_matches!(refused, Err(BuildError::InvalidGrowth { .. }));
     }
     assert!(build(8 * MIB).is_ok());
 }
@@ -91,8 +91,7 @@ pub(crate) fn request_at_the_capacity_fails_if_tried_and_waits_if_awaited<B: Ben
     let block = first.take(8 * MIB);
     let gate = first.use_until_opened(&block, 1);
     second.take_nothing(MIB);
-    let mut waiting = site.pool.allocate(&second.stream, MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(site.pool.allocate(&second.stream, MIB));
     drop(block);
     assert!(poll(&mut waiting).is_pending(), "its work runs still");
     gate.open();

@@ -1,16 +1,14 @@
 //! Pools over the driver's own memory pools: sub-allocated, and passed through. A device whose driver has none says so.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, assert_matches, not_ready, until_freed};
 use crate::probe::Probe;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{Access, Device, DeviceErrorKind, HandleTypes, MemoryKind};
-use weirpool::{
-    AllocError, BuildError, Pool, PoolBuilder, ReleaseThreshold, Reuse, Unordered, Upstream,
-};
+use weirpool::{AllocError, BuildError, Pool, PoolBuilder, ReleaseThreshold, Reuse, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse, driver_pool_of};
 
 const THROUGH: DriverPoolUse = DriverPoolUse::PassedThrough;
@@ -64,15 +62,9 @@ impl<B: Bench> Through<B> {
 /// Custom pools and the default pool are refused by name.
 fn assert_refused(device: &Arc<dyn Device>) {
     let refused = DriverPool::default_of(device).unwrap_err();
-    assert!(
-        matches!(refused, BuildError::Unsupported { .. }),
-        "{refused}"
-    );
+    assert_matches!(refused, BuildError::Unsupported { .. });
     let refused = DriverPool::builder(device).build().unwrap_err();
-    assert!(
-        matches!(refused, BuildError::Unsupported { .. }),
-        "{refused}"
-    );
+    assert_matches!(refused, BuildError::Unsupported { .. });
 }
 
 /// CUDA: a custom pool with its properties, and every attribute, read and set.
@@ -98,7 +90,7 @@ pub(crate) fn driver_pool_has_properties_and_attributes<B: Bench>() {
     let unknown = HandleTypes::WIN32;
     if !handle_types.contains_all(unknown) {
         let refused = DriverPool::builder(&device).handle_types(unknown).build();
-        assert!(matches!(refused, Err(BuildError::Device(_))));
+        assert_matches!(refused, Err(BuildError::Device(_)));
     }
     for fraction in [0.0, 1.5, f64::NAN] {
         let refused = DriverPool::builder(&device).max_fraction(fraction).build();
@@ -224,10 +216,7 @@ pub(crate) fn passed_memory_is_freed_after_all_streams<B: Bench>() {
     for is_freed_elsewhere in [false, true] {
         let block = home.take(8 * MIB);
         home.fill(&block, 1);
-        further
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&further.stream, &block);
         let gate = further.use_until_opened(&block, 2);
         match is_freed_elsewhere {
             false => drop(block),
@@ -256,10 +245,7 @@ pub(crate) fn further_stream_comes_after_a_passed_allocation<B: Bench>() {
     drop(block);
     // Most likely at this address again.
     let block = home.take(16 * MIB);
-    further
-        .stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&further.stream, &block);
     further.use_up(&block, 2);
     through.site.bench.let_run();
     gate.open();
@@ -276,8 +262,7 @@ pub(crate) fn passed_request_waits_at_the_capacity<B: Bench>() {
     let worker = site.worker();
     let block = worker.take(12 * MIB);
     worker.take_nothing(8 * MIB);
-    let mut request = site.pool.allocate(&worker.stream, 8 * MIB);
-    assert!(poll(&mut request).is_pending());
+    let request = not_ready(site.pool.allocate(&worker.stream, 8 * MIB));
     worker.use_up(&block, 1);
     drop(block);
     let granted = block_on(request).unwrap();
@@ -299,8 +284,7 @@ pub(crate) fn passed_request_waits_while_the_driver_refuses<B: Bench>() {
     let worker = site.worker();
     probe.refuse("allocate", DeviceErrorKind::OutOfMemory);
     worker.take_nothing(MIB);
-    let mut request = site.pool.allocate(&worker.stream, MIB);
-    assert!(poll(&mut request).is_pending());
+    let request = not_ready(site.pool.allocate(&worker.stream, MIB));
     assert_eq!(site.pool.inspect().statistics().reserved.current, 0);
     probe.allow("allocate");
     let granted = block_on(request).unwrap();
@@ -317,10 +301,8 @@ pub(crate) fn dropped_passed_request_gives_its_memory_back<B: Bench>() {
     let site = &through.site;
     let worker = site.worker();
     let block = worker.take(16 * MIB);
-    let mut first = site.pool.allocate(&worker.stream, 16 * MIB);
-    assert!(poll(&mut first).is_pending());
-    let mut second = site.pool.allocate(&worker.stream, 16 * MIB);
-    assert!(poll(&mut second).is_pending());
+    let first = not_ready(site.pool.allocate(&worker.stream, 16 * MIB));
+    let second = not_ready(site.pool.allocate(&worker.stream, 16 * MIB));
     worker.use_up(&block, 1);
     drop(block); // grants the first, perhaps at its next poll
     drop(first);
@@ -334,7 +316,7 @@ pub(crate) fn pool_that_passes_through_refuses_reservations<B: Bench>() {
         return;
     };
     let refused = block_on(through.site.pool.reserve(8 * MIB));
-    assert!(matches!(refused, Err(AllocError::NotReservable)));
+    assert_matches!(refused, Err(AllocError::NotReservable));
     let worker = through.site.worker();
     let parts = through
         .site
@@ -407,13 +389,13 @@ pub(crate) fn driver_pool_outlives_its_handle<B: Bench>() {
     let refused = Pool::builder(elsewhere)
         .segment_source(driver_pool.segments(THROUGH))
         .build();
-    assert!(matches!(refused, Err(BuildError::ForeignSegments { .. })));
+    assert_matches!(refused, Err(BuildError::ForeignSegments { .. }));
     let conflict = Pool::builder(probe.device()).segment_source(driver_pool.segments(THROUGH));
     let refused = conflict.upstream(Upstream::Device).build();
-    assert!(matches!(refused, Err(BuildError::Conflict { .. })));
+    assert_matches!(refused, Err(BuildError::Conflict { .. }));
     let conflict = Pool::builder(probe.device()).segment_source(driver_pool.segments(THROUGH));
     let refused = conflict.tuning(|tuning| tuning.initial_size = MIB).build();
-    assert!(matches!(refused, Err(BuildError::Conflict { .. })));
+    assert_matches!(refused, Err(BuildError::Conflict { .. }));
     drop(driver_pool);
     let worker = site.worker();
     let block = worker.take(8 * MIB);

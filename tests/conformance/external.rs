@@ -3,7 +3,7 @@
 
 use crate::bench;
 use crate::bench::{Bench, Gate};
-use crate::common::{MIB, now, poll};
+use crate::common::{MIB, assert_matches, not_ready, now, poll, until_freed};
 use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
@@ -134,8 +134,7 @@ pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
         let heir = guests.site.worker();
         let (name, calls, gate) = free_and_destroy(&guests, bytes);
         heir.take_nothing(8 * MIB);
-        let mut waiting = guests.site.pool.allocate(&heir.stream, 8 * MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(guests.site.pool.allocate(&heir.stream, 8 * MIB));
         guests.site.pool.maintain().reap().unwrap();
         gate.open();
         let block = block_on(waiting).unwrap();
@@ -176,8 +175,7 @@ pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench
             guests.site.worker()
         };
         let all = holder.take(8 * MIB);
-        let mut waiting = guests.site.pool.allocate(&waiter.stream, 8 * MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let mut waiting = not_ready(guests.site.pool.allocate(&waiter.stream, 8 * MIB));
         let before = guests.calls_on(&waiter);
         let gate = holder.use_until_opened(&all, 1);
         drop(all);
@@ -219,10 +217,7 @@ pub(crate) fn further_stream_makes_no_call_on_an_external_one<B: Bench>() {
     drop(block);
     let block: Block = guest.take_from(Source::DeviceWait, 8 * MIB);
     let before = guests.calls_on(&guest);
-    further
-        .stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&further.stream, &block);
     assert_eq!(guests.calls_on(&guest), before);
     further.use_up(&block, 2);
     guests.site.bench.let_run();
@@ -249,7 +244,7 @@ pub(crate) fn unsealed_free_waits_for_the_owners_next_call<B: Bench>() {
     let _ = guests.site.pool.trim_to(0).unwrap();
     assert!(guests.site.pool.inspect().statistics().pending.current >= 6 * MIB);
     let told = now(async { poll(&mut freed) });
-    assert!(matches!(told, std::task::Poll::Ready(Err(_))), "{told:?}");
+    assert_matches!(told, std::task::Poll::Ready(Err(_)));
     assert_eq!(guests.calls_on(&guest), before);
     drop(small);
     guest.settle();

@@ -1,10 +1,9 @@
 //! Pools that fill memory when it is allocated or freed.
 
 use crate::bench::{Bench, Span};
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches, until_freed};
 use crate::site::{Site, settle_all};
 use futures::executor::block_on;
-use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{AllocError, Fill, FillAt, PoolBuilder};
 
@@ -82,10 +81,7 @@ pub(crate) fn poison_comes_after_further_streams<B: Bench>() {
         );
         for further in [reader, writer] {
             further.come_after(home);
-            further
-                .stream
-                .record_use(Unordered::UntilFreed(&block))
-                .unwrap();
+            until_freed(&further.stream, &block);
         }
         let gate = site.bench.hold(&workers[late].work);
         reader.expect(read, 1);
@@ -115,10 +111,7 @@ pub(crate) fn further_stream_comes_after_the_fill<B: Bench>() {
         home.free_and_settle(earlier);
         let gate = site.bench.hold(&home.work);
         let block = home.take(bytes);
-        further
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&further.stream, &block);
         further.expect(&block, 0);
         further.fill(&block, 2);
         further.expect(&block, 2);
@@ -140,7 +133,7 @@ pub(crate) fn failed_fill_loses_no_memory<B: Bench>() {
     for bytes in [MIB, 8 * MIB] {
         probe.fail("fill", 1, DeviceErrorKind::Other);
         let refused = worker.try_take(bytes).unwrap_err();
-        assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+        assert_matches!(refused, AllocError::Device(_));
         let block = worker.take(bytes);
         worker.expect(&block, 0);
         worker.fill(&block, 7);

@@ -1,11 +1,11 @@
 //! Allocation while a stream is captured into a graph.
 
 use crate::bench::Bench;
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches, until_freed};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, Block, Stream, StreamError, Unordered};
+use weirpool::{AllocError, Block, Stream, StreamError};
 
 /// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
 pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
@@ -272,10 +272,7 @@ pub(crate) fn request_does_not_wait_inside_a_capture<B: Bench>() {
     let held = other.take(12 * MIB);
     let capture = site.pool.capture(&captured.stream).unwrap();
     let refused = futures::executor::block_on(site.pool.allocate(&captured.stream, 8 * MIB));
-    assert!(matches!(
-        refused,
-        Err(AllocError::NotReservedForCapture { .. })
-    ));
+    assert_matches!(refused, Err(AllocError::NotReservedForCapture { .. }));
     drop(capture);
     drop(held);
     other.stream.seal().unwrap();
@@ -365,10 +362,7 @@ pub(crate) fn streams_of_a_capture_reuse_what_they_come_after<B: Bench>() {
         let block = captured.take(8 * MIB);
         captured.fill(&block, turn);
         follow(&captured.stream, &other.stream);
-        other
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&other.stream, &block);
         other.fill(&block, turn + 10);
         drop(block);
         let own = other.take(8 * MIB);

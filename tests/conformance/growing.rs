@@ -1,10 +1,10 @@
 //! Blocks that grow where they are.
 
 use crate::bench::Bench;
-use crate::common::MIB;
+use crate::common::{MIB, until_freed};
 use crate::site::{Site, settle_all};
 use futures::executor::block_on;
-use weirpool::{AllocError, Unordered};
+use weirpool::AllocError;
 
 /// Caches that grow by turns keep their contents, while others take and free memory around them.
 pub(crate) fn growing_blocks_keep_their_contents<B: Bench>() {
@@ -51,10 +51,7 @@ pub(crate) fn growth_of_a_block_comes_after_its_earlier_life<B: Bench>() {
     let [worker, other] = site.workers();
     let mut below = worker.take(2 * MIB);
     let above = worker.take(6 * MIB);
-    other
-        .stream
-        .record_use(Unordered::UntilFreed(&below))
-        .unwrap();
+    until_freed(&other.stream, &below);
     let gate = worker.use_until_opened(&above, 7);
     drop(above);
     below.grow(6 * MIB).try_now().unwrap();

@@ -1,7 +1,7 @@
 //! The host as a stream, of memory of its own and of memory that it shares with the device.
 
 use crate::bench::{Bench, Witness};
-use crate::common::{MIB, now, poll};
+use crate::common::{MIB, not_ready, now, until_freed};
 use crate::site::{ONLY_COMPLETE, Site, Worker, plain_builder};
 use futures::executor::block_on;
 use std::thread;
@@ -109,8 +109,7 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
         let block = worker.take(8 * MIB);
         let gate = worker.use_until_opened(&block, 1);
         drop(block);
-        let mut waiting = site.pool.allocate(&host, 8 * MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(site.pool.allocate(&host, 8 * MIB));
         assert_eq!(site.pool.inspect().statistics().pending.current, 8 * MIB);
         gate.open();
         let mut block = block_on(waiting).unwrap();
@@ -131,10 +130,7 @@ pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
         let worker = site.worker();
         let mut block = site.pool.try_allocate(&host, MIB).unwrap();
         write(&host, &mut block, 1);
-        worker
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&worker.stream, &block);
         worker.expect(&block, 1);
         worker.fill(&block, 2);
         block_on(worker.stream.synchronize()).unwrap();

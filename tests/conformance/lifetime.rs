@@ -1,7 +1,7 @@
 //! Streams, pools and threads that end while work runs.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, not_ready};
 use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
 use std::cell::RefCell;
 use weirpool::{Block, Pool, PoolBuilder, Stream};
@@ -18,8 +18,7 @@ pub(crate) fn memory_of_a_destroyed_stream_is_reused_after_its_work<B: Bench>() 
         drop(gone);
         drop(block);
         heir.take_nothing(8 * MIB);
-        let mut waiting = site.pool.allocate(&heir.stream, 8 * MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(site.pool.allocate(&heir.stream, 8 * MIB));
         gate.open();
         let block = futures::executor::block_on(waiting).unwrap();
         heir.use_up(&block, 2);
@@ -68,8 +67,7 @@ pub(crate) fn blocks_and_waits_outlive_the_handle<B: Bench>() {
         let block = pool.allocate(&stream, 8 * MIB).await.unwrap();
         block.address()
     };
-    let mut waiting = Box::pin(waiting);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(Box::pin(waiting));
     first.use_up(&block, 1);
     let (address, work) = (block.address(), first.work.clone());
     drop((first, second));

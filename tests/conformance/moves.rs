@@ -1,7 +1,7 @@
 //! Blocks that move from one stream to another.
 
 use crate::bench::{Bench, Gate, Span};
-use crate::common::MIB;
+use crate::common::{MIB, until_freed};
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind;
@@ -85,9 +85,7 @@ pub(crate) fn move_comes_after_all_earlier_uses<B: Bench>() {
         home.expect(&block, 1);
         reader.expect(reader.stream.record_use(&block).unwrap(), 1);
         user.come_after(home);
-        user.stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&user.stream, &block);
         user.expect(&block, 1);
         block.move_to(&next.stream).unwrap();
         next.use_up(&block, 2);
@@ -133,9 +131,7 @@ pub(crate) fn use_on_the_stream_that_a_block_left_needs_no_wait<B: Bench>() {
     drop(earlier);
     let block = moved(&home, &next, MIB);
     let waits = probe.calls("wait");
-    home.stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&home.stream, &block);
     assert_eq!(probe.calls("wait"), waits);
     gate.open();
     settle_all(&[&home, &next]);

@@ -1,7 +1,7 @@
 //! Several pools of one device, by name, default and scope; and missing capabilities.
 
 use crate::bench::Bench;
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches};
 use crate::executors::{Executor, Task};
 use crate::site::{Site, builder, plain_builder};
 use std::future::poll_fn;
@@ -108,7 +108,7 @@ pub(crate) fn override_ends_on_every_path<B: Bench>() {
             drop(too_large);
             Ok(())
         };
-        assert!(matches!(fails(), Err(AllocError::TooLarge { .. })));
+        assert_matches!(fails(), Err(AllocError::TooLarge { .. }));
         assert_eq!(whose().unwrap(), outer);
         let panics = catch_unwind(AssertUnwindSafe(|| {
             let _inner = Scope::pooling(&device, Pooling::Disabled).enter();

@@ -2,7 +2,7 @@
 
 use crate::bench;
 use crate::bench::{Bench, Span};
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches};
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -194,7 +194,7 @@ pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
     heir.use_up(&block, 3);
     heir.free_and_settle(block);
     let refused = raw.record_stream(address, &further.work).unwrap_err();
-    assert!(matches!(refused, RawError::NotGivenOut { .. }), "{refused}");
+    assert_matches!(refused, RawError::NotGivenOut { .. });
     site.assert_sound();
 }
 
@@ -218,7 +218,7 @@ pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
     assert!(waited >= limit);
     assert_eq!(shortfall.used, 8 * MIB);
     let refused = raw.allocate(&external, 9 * MIB, None).unwrap_err();
-    assert!(matches!(refused, AllocError::TooLarge { .. }), "{refused}");
+    assert_matches!(refused, AllocError::TooLarge { .. });
     assert_eq!(raw.given_out(), 1);
     let address = thread::scope(|scope| {
         let waiting = scope.spawn(|| raw.allocate(&external, 8 * MIB, None));

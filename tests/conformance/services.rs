@@ -1,7 +1,7 @@
 //! The needs of services: limits, turns, reservations, memory that a hook frees, and shutdown.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, assert_matches, not_ready, poll};
 use crate::site::{Site, settle_all};
 use async_trait::async_trait;
 use futures::executor::block_on;
@@ -21,9 +21,8 @@ pub(crate) fn tag_limit_throttles_only_its_own_requests<B: Bench>() {
     let allocate = |bytes| site.pool.allocate(&worker.stream, bytes).tag(guest);
     let first = allocate(6 * MIB).try_now().unwrap();
     let refused = allocate(4 * MIB).try_now().unwrap_err();
-    assert!(matches!(refused, AllocError::LimitReached { tag, .. } if tag == guest));
-    let mut waiting = allocate(4 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    assert_matches!(refused, AllocError::LimitReached { tag, .. } if *tag == guest);
+    let waiting = not_ready(allocate(4 * MIB));
     let other = worker.take(20 * MIB);
     worker.use_up(&other, 1);
     worker.use_up(&first, 2);
@@ -78,12 +77,10 @@ pub(crate) fn head_is_overtaken_a_bounded_number_of_times<B: Bench>() {
     });
     let worker = site.worker();
     let held = worker.take(8 * MIB);
-    let mut head = site.pool.allocate(&worker.stream, 16 * MIB);
-    assert!(poll(&mut head).is_pending());
+    let head = not_ready(site.pool.allocate(&worker.stream, 16 * MIB));
     let small = || site.pool.allocate(&worker.stream, MIB);
     let passed: Vec<Block> = (0..2).map(|_| block_on(small()).unwrap()).collect();
-    let mut third = small();
-    assert!(poll(&mut third).is_pending());
+    let third = not_ready(small());
     drop((held, passed));
     let head = block_on(head).unwrap();
     worker.use_up(&head, 1);
@@ -132,10 +129,9 @@ pub(crate) fn several_blocks_are_granted_together<B: Bench>() {
         Layout::new(5 * MIB),
     ];
     let refused = site.pool.allocate_many(&worker.stream, layouts).try_now();
-    assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+    assert_matches!(refused, Err(AllocError::Exhausted(_)));
     assert_eq!(site.pool.inspect().statistics().used.current, 8 * MIB);
-    let mut waiting = site.pool.allocate_many(&worker.stream, layouts);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(site.pool.allocate_many(&worker.stream, layouts));
     worker.use_up(&held, 1);
     drop(held);
     let blocks = block_on(waiting).unwrap();
@@ -201,8 +197,7 @@ pub(crate) fn draining_waits_for_the_device<B: Bench>() {
     let (block, live) = (worker.take(4 * MIB), worker.take(4 * MIB));
     let gate = worker.use_until_opened(&block, 1);
     drop(block);
-    let mut drain = site.pool.drain();
-    assert!(poll(&mut drain).is_pending());
+    let mut drain = not_ready(site.pool.drain());
     site.pool.close();
     assert_eq!(site.pool.leaks().blocks.len(), 1);
     worker.use_up(&live, 2);

@@ -1,7 +1,7 @@
 //! Settings take effect on every device.
 
 use crate::bench::{Bench, Gate};
-use crate::common::{MIB, poll};
+use crate::common::{MIB, not_ready};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::{
@@ -160,8 +160,7 @@ pub(crate) fn reuse_changes_on_a_live_pool<B: Bench>() {
     let gate = freeing.use_until_opened(&block, 1);
     drop(block);
     taking.take_nothing(8 * MIB);
-    let mut request = site.pool.allocate(&taking.stream, 8 * MIB);
-    assert!(poll(&mut request).is_pending());
+    let request = not_ready(site.pool.allocate(&taking.stream, 8 * MIB));
     let internal = Reuse {
         internal_dependencies: true,
         ..Reuse::NONE

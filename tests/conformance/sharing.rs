@@ -1,7 +1,7 @@
 //! Memory used on several streams, by the host, on several devices.
 
 use crate::bench::Bench;
-use crate::common::{MIB, now};
+use crate::common::{MIB, assert_matches, now, until_freed};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{AllocError, Block, Source, StreamError, Unordered};
@@ -18,9 +18,7 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     site.bench.host_fill((&block).into(), 2);
     device.expect(&block, 2);
     // The host is at it until the gate opens.
-    host.stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&host.stream, &block);
     let gate = site.bench.hold(&host.work);
     host.expect(&block, 2);
     drop(block);
@@ -82,10 +80,7 @@ fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>
     workers[0].fill(&block, 1);
     let gates = workers[1..3].iter().map(|reader| {
         reader.come_after(&workers[0]);
-        reader
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&reader.stream, &block);
         let gate = reader.bench.hold(&reader.work);
         reader.expect(&block, 1);
         gate
@@ -129,10 +124,7 @@ pub(crate) fn further_stream_comes_after_the_earlier_life<B: Bench>() {
         drop(earlier);
         let block = home.take(bytes);
         assert_eq!(block.address(), address);
-        further
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&further.stream, &block);
         further.fill(&block, 2);
         further.expect(&block, 2);
         site.bench.let_run();
@@ -196,7 +188,7 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     let refused = stranger.stream.record_use(Unordered::UntilFreed(&block));
     let reason = refused.unwrap_err();
     match is_same {
-        true => assert!(matches!(reason, StreamError::ForeignPool(_))),
+        true => assert_matches!(reason, StreamError::ForeignPool(_)),
         false => assert_eq!(reason, StreamError::ForeignDevice),
     }
     let refused = block.deallocate_on(&stranger.stream).unwrap_err();

@@ -1,7 +1,7 @@
 //! The pool's statistics.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, not_ready};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::{Source, Statistics, StatisticsScope, Tag};
@@ -340,8 +340,7 @@ pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
     let tag = Tag::new("conformance: waits");
     let block = first.take(8 * MIB);
     let gate = first.use_until_opened(&block, 1);
-    let mut waiting = site.pool.allocate(&second.stream, MIB).tag(tag);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(site.pool.allocate(&second.stream, MIB).tag(tag));
     assert_eq!(site.pool.tag(tag).statistics().waits.waiting, 1);
     drop(block);
     gate.open();

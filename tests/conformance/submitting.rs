@@ -1,7 +1,7 @@
 //! Work that is submitted to streams with the memory that it uses, and the host's part in their order.
 
 use crate::bench::{Bench, Gate};
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches, until_freed};
 use crate::site::{Site, Worker, eventually, settle_all};
 use futures::channel::oneshot;
 use futures::executor::block_on;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind::{Other, Unsupported};
-use weirpool::{Accesses, StreamError, Task, TaskError, Unordered};
+use weirpool::{Accesses, StreamError, Task, TaskError};
 
 impl<B: Bench> Worker<B> {
     /// Submits work to this worker's stream.
@@ -105,14 +105,8 @@ pub(crate) fn stream_comes_after_a_task<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second, third] = site.workers();
     let block = first.take(MIB);
-    second
-        .stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
-    third
-        .stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&second.stream, &block);
+    until_freed(&third.stream, &block);
     let gate = first.hold();
     let task = first.submit((), |_, ()| first.fill(&block, 1));
     second.stream.after(&task).unwrap();
@@ -147,10 +141,7 @@ pub(crate) fn task_of_another_host_is_refused_and_of_another_pool_is_awaited<B: 
     let block = worker.take(MIB);
     let refused = stream.submit(&block, |_: &B::Work, _| ());
     let error = refused.map(drop).unwrap_err();
-    assert!(matches!(
-        error,
-        TaskError::Stream(StreamError::ForeignPool(_))
-    ));
+    assert_matches!(error, TaskError::Stream(StreamError::ForeignPool(_)));
 }
 
 pub(crate) fn closed_pool_takes_no_work<B: Bench>() {
@@ -250,10 +241,7 @@ pub(crate) fn host_task_takes_its_turn_in_the_stream<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [worker, other] = site.workers();
     let block = worker.take(MIB);
-    other
-        .stream
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&other.stream, &block);
     let gate = worker.hold();
     let (begins, mut begun) = oneshot::channel();
     let (ends, ended) = oneshot::channel();
@@ -351,12 +339,12 @@ pub(crate) fn refused_host_work_leaves_the_stream_free<B: Bench>() {
         probe.fail("run", 1, kind);
         let moved = owned.clone();
         let refused = worker.stream.run(move || drop(moved)).map(drop);
-        assert!(matches!(refused, Err(TaskError::Device(error)) if error.kind() == kind));
+        assert_matches!(refused, Err(TaskError::Device(error)) if error.kind() == kind);
         for call in ["record", "hold"] {
             probe.fail(call, 1, kind);
             let moved = owned.clone();
             let refused = worker.stream.spawn(async move { drop(moved) }).map(drop);
-            assert!(matches!(refused, Err(TaskError::Device(error)) if error.kind() == kind));
+            assert_matches!(refused, Err(TaskError::Device(error)) if error.kind() == kind);
         }
     }
     eventually(|| Arc::strong_count(&owned) == 1);

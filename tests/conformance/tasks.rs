@@ -2,7 +2,7 @@
 
 use crate::allocation::random_size;
 use crate::bench::Bench;
-use crate::common::MIB;
+use crate::common::{MIB, assert_matches};
 use crate::executors::{Executor, Task};
 use crate::site::{Site, Worker};
 use futures::StreamExt;
@@ -185,7 +185,7 @@ async fn client<B: Bench>(n: usize, worker: Worker<B>, sender: mpsc::UnboundedSe
         tokio::select! {
             block = scratch => match block {
                 Ok(block) => worker.use_up(&block, n as u8),
-                Err(error) => assert!(matches!(error, AllocError::TimedOut { .. }), "{error}"),
+                Err(error) => assert_matches!(error, AllocError::TimedOut { .. }),
             },
             () = mood(random.u32(1..40)) => {}
         }

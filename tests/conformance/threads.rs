@@ -2,7 +2,7 @@
 
 use crate::allocation::random_size;
 use crate::bench::{Bench, Span};
-use crate::common::MIB;
+use crate::common::{MIB, until_freed};
 use crate::site::{Site, Worker};
 use futures::executor::block_on;
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Barrier, Mutex};
 use std::thread;
+use weirpool::Block;
 use weirpool::device::DeviceAddress;
-use weirpool::{Block, Unordered};
 
 /// RMM multi-threaded `RandomAllocations`: a stream for each thread, and a pool that is too small.
 pub(crate) fn contents_of_many_threads_stay_intact<B: Bench>() {
@@ -124,10 +124,7 @@ pub(crate) fn drop_on_another_thread_covers_the_last_use<B: Bench>() {
         let block = block_on(home.allocate(8 * MIB));
         home.fill(&block, round);
         further.come_after(&home);
-        further
-            .stream
-            .record_use(Unordered::UntilFreed(&block))
-            .unwrap();
+        until_freed(&further.stream, &block);
         further.bench.spend(&further.work);
         further.expect(&block, round);
         thread::scope(|scope| {

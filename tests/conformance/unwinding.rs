@@ -1,7 +1,7 @@
 //! Panics: unwinding frees all memory that it drops, and other tasks go on.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, not_ready};
 use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
 use futures::channel::oneshot::{Receiver, Sender, channel};
 use futures::executor::block_on;
@@ -62,8 +62,7 @@ async fn panics_with_hands_full<B: Bench>(
         assert!(bytes.iter().all(|byte| *byte == 3));
         bytes[0] = 4;
     }
-    let mut waiting = pool.allocate(stream, 12 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let _waiting = not_ready(pool.allocate(stream, 12 * MIB));
     full.send(()).unwrap();
     may_go.await.unwrap();
     panic_on_purpose();
@@ -87,8 +86,7 @@ pub(crate) fn panic_may_drop_the_pool<B: Bench>() {
         let (site, worker) = (site, worker);
         let _blocks = (small, large);
         let _reservation = site.pool.reserve(4 * MIB).try_now().unwrap();
-        let mut waiting = site.pool.allocate(&worker.stream, 64 * MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let _waiting = not_ready(site.pool.allocate(&worker.stream, 64 * MIB));
         panic_on_purpose();
     }));
     let words = unwound.unwrap_err().downcast_ref::<&str>().copied();

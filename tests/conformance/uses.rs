@@ -1,7 +1,7 @@
 //! Uses of one block on several streams, and how they are ordered.
 
 use crate::bench::Bench;
-use crate::common::{MIB, poll};
+use crate::common::{MIB, not_ready, poll, until_freed};
 use crate::site::{Site, Worker, plain_builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{Block, CopyError, Source, StreamError, Unordered, Upstream};
@@ -51,10 +51,7 @@ pub(crate) fn reader_comes_after_uses_that_may_have_written<B: Bench>() {
         let block = home.take(MIB);
         let gate = site.bench.hold(&second.work);
         if is_told_by_name {
-            second
-                .stream
-                .record_use(Unordered::UntilFreed(&block))
-                .unwrap();
+            until_freed(&second.stream, &block);
             second.fill(&block, 1);
         } else {
             second.fill(
@@ -236,8 +233,7 @@ pub(crate) fn dropped_read_writes_nothing<B: Bench>() {
     let gate = site.bench.hold(&other.work);
     let mut into = [0; 4096];
     {
-        let mut read = Box::pin(buffer.read_into(&other.stream, &mut into));
-        assert!(poll(&mut read).is_pending());
+        let _read = not_ready(Box::pin(buffer.read_into(&other.stream, &mut into)));
     }
     gate.open();
     other.settle();

@@ -1,7 +1,7 @@
 //! Single waiting futures: which waker is called, and what a dropped future frees.
 
 use crate::bench::{Bench, Gate};
-use crate::common::{Count, MIB, poll, poll_with};
+use crate::common::{Count, MIB, not_ready, poll, poll_with};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::sync::Arc;
@@ -168,8 +168,7 @@ pub(crate) fn cancelled_task_frees_nothing_in_flight<B: Bench>() {
     assert!(poll(&mut task).is_pending());
     drop(task);
     second.take_nothing(MIB);
-    let mut waiting = Box::pin(second.allocate(8 * MIB));
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(Box::pin(second.allocate(8 * MIB)));
     gate.open();
     let all = block_on(waiting);
     second.use_up(&all, 2);
@@ -227,10 +226,8 @@ pub(crate) fn large_request_is_not_overtaken<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let mut held: Vec<_> = (0..8).map(|_| first.take(MIB)).collect();
-    let mut large = site.pool.allocate(&second.stream, 8 * MIB);
-    assert!(poll(&mut large).is_pending());
-    let mut small = site.pool.allocate(&first.stream, MIB);
-    assert!(poll(&mut small).is_pending());
+    let large = not_ready(site.pool.allocate(&second.stream, 8 * MIB));
+    let mut small = not_ready(site.pool.allocate(&first.stream, MIB));
     while let Some(block) = held.pop() {
         first.take_nothing(512);
         assert!(poll(&mut small).is_pending(), "{} are left", held.len());
@@ -251,8 +248,7 @@ pub(crate) fn small_requests_do_not_starve_behind_a_large_one<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let half = first.take(4 * MIB);
-    let mut large = site.pool.allocate(&second.stream, 8 * MIB);
-    assert!(poll(&mut large).is_pending());
+    let large = not_ready(site.pool.allocate(&second.stream, 8 * MIB));
     let mut small: Vec<_> = (0..4)
         .map(|_| site.pool.allocate(&second.stream, MIB))
         .collect();

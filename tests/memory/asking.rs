@@ -11,18 +11,18 @@ const SIZE: u64 = 8 * MIB;
 /// A pool whose streams were asked many times, and just now.
 struct Tried {
     device: SimDevice,
-    pool: Pool,
     taker: Stream,
     /// Keeps blocks and streams.
     _held: Vec<Block>,
     _streams: Vec<(SimStream, Stream)>,
+    pool: TestPool,
 }
 
 impl Tried {
     /// Also frees a block of twice the size on a stream that needs 10 us more.
     fn new(device: SimBuilder, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
         let device = device.build();
-        let pool = set(builder(&device, 512 * MIB)).build().unwrap();
+        let pool = set(builder(&device, 512 * MIB)).made();
         let [slow, quick, taker] = streams(&device, &pool);
         let blocks = [(&slow, SIZE, 100_000), (&quick, 2 * SIZE, 10)].map(|(on, bytes, time)| {
             let block = pool.try_allocate(&on.1, bytes).unwrap();
@@ -64,10 +64,7 @@ fn complete_block_comes_before_a_wait_on_the_device() {
 
 #[test]
 fn every_stream_is_asked_before_a_request_fails() {
-    let reuse = Reuse {
-        internal_dependencies: false,
-        ..Reuse::default()
-    };
+    let reuse = only_host_waits();
     let tried = Tried::new(manual_builder(), |builder| {
         builder.tuning(|tuning| tuning.reuse = reuse)
     });

@@ -10,12 +10,11 @@ use weirpool::*;
 const HALF: u64 = 16 * MIB;
 
 /// All of a pool's memory is asked for at once, and a stream waits for as long as it takes.
-fn waiting_pool(device: &SimDevice) -> Pool {
+fn waiting_pool(device: &SimDevice) -> TestPool {
     let builder = builder(device, 2 * HALF).sealing(Sealing::EveryFree);
     builder
         .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
-        .build()
-        .unwrap()
+        .made()
 }
 
 struct Donor {
@@ -126,10 +125,7 @@ fn last_of_several_streams_of_a_block_counts() {
             [us(50), further, us(300)].map(|takes| Donor::new(&device, &pool, takes));
         let (shared, alone) = (quick.take(&pool, HALF), other.take(&pool, HALF));
         let addresses = [&shared, &alone].map(|block| block.address());
-        further
-            .stream
-            .record_use(Unordered::UntilFreed(&shared))
-            .unwrap();
+        until_freed(&further.stream, &shared);
         use_block(&further.work, &shared, further.takes);
         run(&quick.work, quick.takes);
         drop(shared);
@@ -200,7 +196,7 @@ fn streams_that_take_turns_are_not_chained_behind_the_last() {
     let device = SimDevice::new();
     let pool =
         builder(&device, 4 * HALF).tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait);
-    let pool = pool.build().unwrap();
+    let pool = pool.made();
     let lines: Vec<_> = (0..8).map(|_| stream(&device, &pool)).collect();
     for _ in 0..3 {
         let start = device.now();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use weirpool::device::sim::{Call, Checker, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{Device, DeviceAddress, DeviceErrorKind, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
-use weirpool::{AllocError, Block, Pool, Source, Stream, StreamError, Unordered};
+use weirpool::{AllocError, Block, Source, Stream, StreamError, Unordered};
 
 static_assertions::assert_impl_all!(Passages: Send, Sync, Unpin);
 static_assertions::assert_impl_all!(Charge: Send, Sync);
@@ -137,7 +137,7 @@ fn adopt(stream: &Stream, owner: Box<dyn ForeignMemory>) -> Block {
 
 struct Site {
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     memory: Arc<Memory>,
     streams: [(SimStream, Stream); 3],
 }
@@ -178,7 +178,7 @@ fn foreign_memory_is_used_as_any_block() {
     site.device.advance_to_end();
     assert_eq!(now(read).unwrap(), b"weir");
     let grown = now(block.grow(MIB));
-    assert!(matches!(grown, Err(AllocError::NoRoom { .. })), "{grown:?}");
+    assert_matches!(grown, Err(AllocError::NoRoom { .. }));
     let mut cached = block.into_evictable();
     let figures = site.pool.inspect().statistics();
     assert_eq!((figures.foreign, figures.evictable), (BYTES, 0));
@@ -232,10 +232,7 @@ fn next_block_of_the_memory_comes_after_all_work_of_the_first() {
         }),
     );
     use_block(&site.streams[0].0, &block, us(500));
-    site.streams[1]
-        .1
-        .record_use(Unordered::UntilFreed(&block))
-        .unwrap();
+    until_freed(&site.streams[1].1, &block);
     drop(block);
     eventually(|| {
         site.device.advance(us(20));
@@ -304,14 +301,11 @@ fn foreign_memory_is_out_of_reach_of_peers() {
     let guest = pool.register(&second.create_stream()).unwrap();
     assert_eq!(own.device().id(), first.id());
     assert_eq!(guest.device().id(), second.id());
-    assert!(own.pool() == pool && pool.device().id() == first.id());
+    assert!(own.pool() == *pool && pool.device().id() == first.id());
     let memory = Memory::new(&first);
     let block = adopt(&own, Owner::of(&memory));
     let refused = guest.record_use(Unordered::UntilFreed(&block));
-    assert!(
-        matches!(refused, Err(StreamError::ForeignDevice)),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(StreamError::ForeignDevice));
     drop(block);
     memory.settle();
 }
@@ -627,17 +621,14 @@ fn charged_bytes_are_the_capacitys() {
         (shortfall.requested, shortfall.capacity),
         (8 * MIB, 16 * MIB)
     );
-    assert!(matches!(
-        pool.charge(17 * MIB),
-        Err(AllocError::TooLarge { .. })
-    ));
+    assert_matches!(pool.charge(17 * MIB), Err(AllocError::TooLarge { .. }));
     let mut waiting = not_ready(pool.allocate(stream, 8 * MIB));
     drop(charge);
     eventually(|| poll(&mut waiting).is_ready());
     assert_eq!(pool.inspect().statistics().charged, 0);
     let charge = pool.charge(MIB).unwrap();
     pool.close();
-    assert!(matches!(pool.charge(MIB), Err(AllocError::Closed)));
+    assert_matches!(pool.charge(MIB), Err(AllocError::Closed));
     drop(waiting);
     let Site { pool, streams, .. } = site;
     drop((pool, streams));

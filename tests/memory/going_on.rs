@@ -9,12 +9,11 @@ fn rests(device: &SimDevice) -> bool {
     (0..200).any(|_| !device.advance_to_next())
 }
 
-fn releasing(device: &SimDevice) -> Pool {
+fn releasing(device: &SimDevice) -> TestPool {
     builder(device, 16 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
         .tuning(|tuning| tuning.lane_bytes = 0)
-        .build()
-        .unwrap()
+        .made()
 }
 
 /// A forgotten request is set aside; the maintenance that was put off for it is resumed.
@@ -139,7 +138,7 @@ fn memory_of_an_external_stream_is_released() {
 fn graph_memory_used_outside_is_reused_in_order() {
     for device in devices() {
         for within in [false, true] {
-            let pool = builder(&device, 16 * MIB).build().unwrap();
+            let pool = builder(&device, 16 * MIB).made();
             let (work, one) = stream(&device, &pool);
             let (_, two) = stream(&device, &pool);
             let memory = pool.graph_memory();
@@ -207,15 +206,15 @@ fn head_that_is_set_aside_ends_in_every_way() {
                 0 => drop(aside),
                 1 => {
                     pool.close();
-                    assert!(matches!(now(aside), Err(AllocError::Closed)));
+                    assert_matches!(now(aside), Err(AllocError::Closed));
                 }
                 2 => {
                     pool.tag(tag).set_limit(Some(MIB));
-                    assert!(matches!(now(aside), Err(AllocError::OverLimit { .. })));
+                    assert_matches!(now(aside), Err(AllocError::OverLimit { .. }));
                 }
                 3 => {
                     let _ = pool.resize(12 * MIB).unwrap();
-                    assert!(matches!(now(aside), Err(AllocError::TooLarge { .. })));
+                    assert_matches!(now(aside), Err(AllocError::TooLarge { .. }));
                 }
                 4 => {
                     // It is back at its turn, and served once there is room.
@@ -229,7 +228,7 @@ fn head_that_is_set_aside_ends_in_every_way() {
                 }
                 5 => {
                     device.advance(3 * SECOND);
-                    assert!(matches!(now(aside), Err(AllocError::TimedOut { .. })));
+                    assert_matches!(now(aside), Err(AllocError::TimedOut { .. }));
                 }
                 6 => {
                     // Memory comes while it is aside; polled later, it takes it.

@@ -112,7 +112,7 @@ fn the_host_has_the_elements_where_they_lie() {
     let pool = Pool::builder(device.clone())
         .upstream(Upstream::Pinned)
         .capacity(8 * MIB);
-    let pool = pool.build().unwrap();
+    let pool = pool.made();
     let work = [0, 1].map(|_| device.sim.create_stream());
     let [home, further] = work.each_ref().map(|work| pool.register(work).unwrap());
     let mut buffer = pool.buffer::<u32>(&home, 1024).try_now().unwrap();

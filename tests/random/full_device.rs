@@ -10,7 +10,7 @@
 use crate::common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Occupied, Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Block, Evictable, Pool, Remapping, Reservation, Stream, WhenShort};
+use weirpool::{AllocError, Block, Evictable, Remapping, Reservation, Stream, WhenShort};
 
 const USABLE: u64 = 64 * MIB;
 const STEPS: usize = 400;
@@ -44,7 +44,7 @@ struct World {
     is_virtual: bool,
     /// The device reports memory that it does not give.
     withholds: bool,
-    pools: [Pool; 3],
+    pools: [TestPool; 3],
     lines: Vec<Line>,
     blocks: Vec<(usize, Block)>,
     evictable: Vec<(usize, u64, Evictable)>,
@@ -72,7 +72,7 @@ impl World {
                 tuning.when_short = order;
                 tuning.remapping = remapping[random.usize(..3)];
             });
-            pool.build().unwrap()
+            pool.made()
         });
         let lines = (0..6).map(|at| {
             let pool = at % 3;
@@ -344,7 +344,7 @@ impl World {
         {
             let pool = self.lines[*line].pool;
             let unused = self.unused(None);
-            let reserved = self.pools.each_ref().map(reserved);
+            let reserved = self.pools.each_ref().map(|pool| reserved(pool));
             panic!("pool {pool} waits for {bytes} of {unused} unused bytes: {reserved:?} reserved");
         }
     }

@@ -6,9 +6,9 @@
 use crate::common::*;
 use std::task::Poll;
 use std::time::Duration;
-use weirpool::device::sim::{Checker, Clock, Operation, SimDevice, SimStream};
+use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
 use weirpool::{
-    AllocError, Block, Capture, CapturedGraph, Evictable, GraphMemory, Pool, Stream, StreamError,
+    AllocError, Block, Capture, CapturedGraph, Evictable, GraphMemory, Stream, StreamError,
     Unordered, Upstream,
 };
 use weirpool_observe::Recorded as _;
@@ -44,7 +44,7 @@ struct Outside {
 struct World {
     random: fastrand::Rng,
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     lines: Vec<Line>,
     /// Graphs are launched here: two that share memory must not run at the same time.
     launching: Stream,
@@ -69,9 +69,8 @@ fn write(block: &Block) -> Operation {
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
-        let device = SimDevice::builder()
+        let device = manual_builder()
             .memory(256 * MIB)
-            .clock(Clock::Manual)
             .checker(Checker::Panic)
             .virtual_memory(random.u8(..3) > 0)
             .build();
@@ -80,7 +79,7 @@ impl World {
             0 => builder.upstream(Upstream::Pinned),
             _ => builder,
         };
-        let pool = builder.build().unwrap();
+        let pool = builder.made();
         let lines = (0..3).map(|_| {
             let (work, stream) = stream(&device, &pool);
             Line {

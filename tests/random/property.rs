@@ -80,7 +80,7 @@ enum Shape {
 
 struct World {
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     streams: Vec<(SimStream, Stream)>,
     host: Option<Stream>,
     live: Vec<Live>,
@@ -128,8 +128,7 @@ impl World {
                 tuning.lane_bytes = MIB;
                 tuning.alignment = alignment;
             })
-            .build()
-            .unwrap();
+            .made();
         let streams = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
         Self {
             host: pool.host_stream().ok(),
@@ -329,7 +328,7 @@ impl World {
         self.device.assert_ordered();
         let _ = self.pool.trim_to(0).unwrap();
         assert_eq!(
-            self.pool.inspect().statistics().reserved.current,
+            figures(&self.pool).reserved.current,
             0,
             "all of it came back"
         );

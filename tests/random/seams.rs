@@ -201,7 +201,7 @@ type Task = Woken<'static, Result<Granted, AllocError>>;
 struct World {
     random: fastrand::Rng,
     device: SimDevice,
-    pool: Option<Pool>,
+    pool: Option<TestPool>,
     streams: Vec<Stream>,
     lender: Arc<Lender>,
     segments: Arc<Segments>,
@@ -250,10 +250,7 @@ impl World {
             builder = builder.capacity_source(lender.clone());
         }
         let builder = builder.observer(books.clone());
-        let pool = builder
-            .fail_deadlocks_after(10 * us(1_000_000_000))
-            .build()
-            .unwrap();
+        let pool = builder.fail_deadlocks_after(10 * us(1_000_000_000)).made();
         Self {
             random: fastrand::Rng::with_seed(seed),
             streams: (0..3).map(|_| pool.create_stream().unwrap()).collect(),

@@ -221,7 +221,7 @@ struct World {
     random: fastrand::Rng,
     device: SimDevice,
     recorder: Arc<Recorder>,
-    pool: Pool,
+    pool: TestPool,
     lines: Vec<Line>,
     blocks: Vec<(usize, Block)>,
     waiting: Vec<(usize, Pin<Box<AllocateOwned>>)>,
@@ -247,7 +247,7 @@ impl World {
             .capacity(CAPACITY)
             .tuning(|tuning| tuning.lane_bytes = 0);
         let threshold = ReleaseThreshold::Bytes(0);
-        let pool = builder.release_threshold(threshold).build().unwrap();
+        let pool = builder.release_threshold(threshold).made();
         let lines = (0..3).map(|_| {
             let (work, stream) = stream(&device, &pool);
             recorder.streams.lock().unwrap().push(work.clone());

@@ -33,7 +33,7 @@ struct Queue {
 struct World {
     device: SimDevice,
     oracle: Arc<Mutex<Oracle>>,
-    pool: Pool,
+    pool: TestPool,
     queues: Vec<Queue>,
     /// Further streams, which do nothing: in every fourth seed 70, so that a search looks at the active ones only.
     _idle: Vec<Queue>,
@@ -76,16 +76,11 @@ impl World {
             })
             .sealing([Sealing::OnDemand, Sealing::default()][random.usize(..2)]);
         let builder = if random.u8(..3) == 0 {
-            builder.tuning(|tuning| {
-                tuning.overtaking = Overtaking {
-                    times: 4,
-                    bytes: 8 * MIB,
-                }
-            })
+            builder.tuning(|tuning| tuning.overtaking = overtaking(4, 8 * MIB))
         } else {
             builder
         };
-        let pool = builder.build().unwrap();
+        let pool = builder.made();
         let queue = |_| {
             let (work, stream) = stream(&device, &pool);
             Queue { work, stream }
@@ -203,10 +198,7 @@ impl<'a> Task<'a> {
         if self.random.bool() {
             let further = self.queue();
             further.stream.wait(&home.stream.event().unwrap()).unwrap();
-            further
-                .stream
-                .record_use(Unordered::UntilFreed(&block))
-                .unwrap();
+            until_freed(&further.stream, &block);
             world.read(&further.work, &block, owner, micros);
         }
         match self.random.u32(..4) {
@@ -353,7 +345,7 @@ impl<'a> Task<'a> {
             Ok(block) => {
                 world.write(&home.work, &block, 10);
             }
-            Err(error) => assert!(matches!(error, AllocError::TimedOut { .. }), "{error}"),
+            Err(error) => assert_matches!(error, AllocError::TimedOut { .. }),
         }
     }
 

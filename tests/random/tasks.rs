@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::{Capture, Pool, Stream, Task, TaskError};
+use weirpool::{Capture, Stream, Task, TaskError};
 
 const STEPS: usize = 200;
 
@@ -29,7 +29,7 @@ struct Line {
 struct World {
     random: fastrand::Rng,
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     lines: Vec<Line>,
     next: u64,
     /// Work that has run.

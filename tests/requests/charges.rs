@@ -34,7 +34,7 @@ fn charges_and_allocations_are_served_in_the_order_in_which_they_came() {
         let mut first = not_ready(pool.charge_for(12 * MIB));
         let mut second = not_ready(pool.allocate(&a, 8 * MIB));
         let mut third = not_ready(pool.charge_for(4 * MIB));
-        assert!(matches!(pool.charge(0), Err(AllocError::Exhausted(_))));
+        assert_matches!(pool.charge(0), Err(AllocError::Exhausted(_)));
         let listed = pool.inspect().waiting_requests(9);
         let listed: Vec<_> = listed.iter().map(|request| request.requested).collect();
         assert_eq!(listed, [12 * MIB, 8 * MIB, 4 * MIB]);
@@ -67,10 +67,8 @@ fn dropped_charge_serves_a_charge_or_an_allocation() {
         ];
         assert_eq!(settle(&mut tasks), 0, "nothing wakes them");
         drop(all);
-        for _ in 0..20 {
-            settle(&mut tasks);
-            device.advance(us(100));
-        }
+        settle(&mut tasks);
+        pass(&device, 20, us(100), &mut tasks);
         assert!(tasks.iter().all(|task| matches!(task.output, Some(Ok(())))));
         drop(tasks);
         check_empty(&pool);
@@ -83,9 +81,7 @@ fn charge_that_waits_for_work_is_woken_by_changes_alone() {
     for device in devices() {
         let pool = pool(&device, 16 * MIB);
         let (work, a) = stream(&device, &pool);
-        let blocks: Vec<_> = (0..8)
-            .map(|_| pool.try_allocate(&a, 2 * MIB).unwrap())
-            .collect();
+        let blocks = several(&pool, &a, 8, 2 * MIB);
         let mut tasks = [
             Woken::new(async { pool.charge_for(14 * MIB).await.map(drop) }),
             Woken::new(async { pool.charge_for(16 * MIB).await.map(drop) }),
@@ -116,32 +112,26 @@ fn charge_that_can_never_fit_fails_at_once() {
     let tag = Tag::new("charges: never");
     pool.tag(tag).set_limit(Some(4 * MIB));
     let too_large = now(pool.charge_for(17 * MIB));
-    assert!(matches!(too_large, Err(AllocError::TooLarge { .. })));
+    assert_matches!(too_large, Err(AllocError::TooLarge { .. }));
     let over = now(pool.charge_for(5 * MIB).tag(tag));
-    assert!(
-        matches!(over, Err(AllocError::OverLimit { .. })),
-        "{over:?}"
-    );
+    assert_matches!(over, Err(AllocError::OverLimit { .. }));
     let held = pool.charge(16 * MIB).unwrap();
     let mut large = not_ready(pool.charge_for(12 * MIB));
     let mut tagged = not_ready(pool.charge_for(4 * MIB).tag(tag));
     pool.tag(tag).set_limit(Some(MIB));
-    assert!(matches!(
+    assert_matches!(
         poll(&mut tagged),
         Poll::Ready(Err(AllocError::OverLimit { .. }))
-    ));
+    );
     let _ = pool.resize(8 * MIB).unwrap();
-    assert!(matches!(
+    assert_matches!(
         poll(&mut large),
         Poll::Ready(Err(AllocError::TooLarge { .. }))
-    ));
+    );
     let mut closing = not_ready(pool.charge_for(MIB));
     pool.close();
-    assert!(matches!(
-        poll(&mut closing),
-        Poll::Ready(Err(AllocError::Closed))
-    ));
-    assert!(matches!(now(pool.charge_for(MIB)), Err(AllocError::Closed)));
+    assert_matches!(poll(&mut closing), Poll::Ready(Err(AllocError::Closed)));
+    assert_matches!(now(pool.charge_for(MIB)), Err(AllocError::Closed));
     drop((held, large, tagged, closing));
     assert_eq!(pool.tag(tag).statistics().used.current, 0);
     check_empty(&pool);
@@ -174,14 +164,12 @@ fn charge_that_is_given_up_leaves_nothing() {
 
 #[test]
 fn charges_are_the_tags_and_wait_for_its_limit() {
-    let device = manual();
-    let pool = pool(&device, 16 * MIB);
-    let (_, a) = stream(&device, &pool);
+    let (_, pool, [(_, a)]) = set_up(16 * MIB);
     let tag = Tag::new("charges: limit");
     pool.tag(tag).set_limit(Some(8 * MIB));
     let block = now(pool.allocate(&a, 6 * MIB).tag(tag)).unwrap();
     let at_limit = pool.charge_for(4 * MIB).tag(tag).try_now();
-    assert!(matches!(at_limit, Err(AllocError::LimitReached { .. })));
+    assert_matches!(at_limit, Err(AllocError::LimitReached { .. }));
     let mut waiting = not_ready(pool.charge_for(4 * MIB).tag(tag));
     assert!(pool.inspect().waiting_requests(1)[0].is_over_limit);
     drop(now(pool.charge_for(MIB)).unwrap());
@@ -202,23 +190,19 @@ fn charges_are_the_tags_and_wait_for_its_limit() {
 
 #[test]
 fn terms_of_a_charge_are_those_of_any_request() {
-    let device = manual();
-    let pool = builder(&device, 16 * MIB)
-        .queue_limit(QueueLimit::requests(2))
-        .build()
-        .unwrap();
-    let (_, a) = stream(&device, &pool);
+    let (device, pool, [(_, a)]) =
+        set_up_with(|device| builder(device, 16 * MIB).queue_limit(QueueLimit::requests(2)));
     let held = pool.try_allocate(&a, 16 * MIB).unwrap();
     let mut waiting = [
         Woken::new(pool.charge_for(MIB).timeout(us(100))),
         Woken::new(pool.charge_for(16 * MIB).deadline(us(500))),
     ];
     let refused = now(pool.charge_for(MIB)).unwrap_err();
-    assert!(matches!(refused, AllocError::QueueFull(_)), "{refused}");
+    assert_matches!(refused, AllocError::QueueFull(_));
     device.advance(us(100));
     settle(&mut waiting);
     let timed_out = waiting[0].output.take();
-    assert!(matches!(timed_out, Some(Err(AllocError::TimedOut { .. }))));
+    assert_matches!(timed_out, Some(Err(AllocError::TimedOut { .. })));
     // It is due before the block, which came first.
     let mut urgent = not_ready(pool.charge_for(8 * MIB).priority(2));
     drop(held);
@@ -228,24 +212,20 @@ fn terms_of_a_charge_are_those_of_any_request() {
     assert!(waiting[1].is_waiting());
     drop(urgent_charge);
     settle(&mut waiting);
-    assert!(matches!(&waiting[1].output, Some(Ok(charge)) if charge.bytes() == 16 * MIB));
+    assert_matches!(waiting[1].output, Some(Ok(charge)) if charge.bytes() == 16 * MIB);
     drop(waiting);
     check_empty(&pool);
 }
 
 #[test]
 fn charge_that_nothing_serves_is_told_of_it_and_fails_as_a_deadlock() {
-    let device = manual();
-    let pool = builder(&device, 16 * MIB)
-        .fail_deadlocks_after(us(10_000))
-        .build()
-        .unwrap();
-    let (_, a) = stream(&device, &pool);
+    let (device, pool, [(_, a)]) =
+        set_up_with(|device| builder(device, 16 * MIB).fail_deadlocks_after(us(10_000)));
     let held = pool.try_allocate(&a, 10 * MIB).unwrap();
     let mut charge = not_ready(pool.charge_for(8 * MIB));
     let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
     let stalled = std::pin::Pin::new(&mut charge).poll_stalled(context);
-    assert!(matches!(stalled, Poll::Ready(shortfall) if shortfall.requested == 8 * MIB));
+    assert_matches!(stalled, Poll::Ready(shortfall) if shortfall.requested == 8 * MIB);
     // It holds nothing, and is behind the first: every request that can be served is.
     let mut small = not_ready(pool.charge_for(2 * MIB));
     let mut found = None;
@@ -258,7 +238,7 @@ fn charge_that_nothing_serves_is_told_of_it_and_fails_as_a_deadlock() {
         }
     }
     let refused = now(&mut charge).unwrap_err();
-    assert!(matches!(refused, AllocError::Deadlocked(_)), "{refused}");
+    assert_matches!(refused, AllocError::Deadlocked(_));
     assert_eq!(found.map(|charge| charge.bytes()), Some(2 * MIB));
     drop((held, charge, small));
     check_empty(&pool);
@@ -276,11 +256,7 @@ fn evictable_memory_makes_room_for_a_charge_if_it_is_enough() {
         let charge = pool.charge_for(4 * MIB).try_now().unwrap();
         assert_eq!(pool.inspect().statistics().evictions, 2);
         let mut waiting = not_ready(pool.charge_for(8 * MIB));
-        assert_eq!(
-            pool.inspect().statistics().evictions,
-            2,
-            "all of it is not enough"
-        );
+        assert_eq!(figures(&pool).evictions, 2, "all of it is not enough");
         drop(charge);
         let charge = now(&mut waiting).unwrap();
         assert_eq!(pool.inspect().statistics().evictions, 4);
@@ -304,7 +280,7 @@ fn memory_is_released_off_the_task_where_that_blocks() {
             settle(&mut tasks);
             !tasks[0].is_waiting()
         });
-        assert!(matches!(&tasks[0].output, Some(Ok(_))));
+        assert_matches!(tasks[0].output, Some(Ok(_)));
         drop(tasks);
         let held = pool.charge_for(16 * MIB).blocking().unwrap();
         let waiting = thread::spawn({
@@ -332,9 +308,9 @@ fn charge_is_served_under_a_dead_runtime_and_a_panicking_waker() {
         drop(held);
         device.advance(Duration::from_millis(200));
         let mut dead = dead;
-        assert!(matches!(poll(&mut dead), Poll::Ready(Ok(_))));
+        assert_matches!(poll(&mut dead), Poll::Ready(Ok(_)));
         panicking.poll();
-        assert!(matches!(&panicking.output, Some(Ok(_))));
+        assert_matches!(panicking.output, Some(Ok(_)));
         drop((dead, panicking));
         check_empty(&pool);
     }
@@ -391,7 +367,7 @@ fn charge_asks_the_source_of_the_capacity_for_what_free_memory_does_not_give() {
     let device = SimDevice::builder().memory(1 << 30).clock(Clock::Wall);
     let pool = Pool::builder(device.build()).capacity(64 * MIB);
     let pool = pool.chunk_bytes(CHUNK).capacity_source(source.clone());
-    let pool = pool.build().unwrap();
+    let pool = pool.made();
     let stream = pool.create_stream().unwrap();
     source.lend(8 * MIB, false);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
@@ -470,7 +446,7 @@ fn charge_outlives_its_pool() {
     let charge: Charge = now(pool.charge_for(MIB).tag(Tag::new("charges: late"))).unwrap();
     assert_eq!(format!("{charge:?}"), "Charge(1.0 MiB)");
     let full = pool.charge(16 * MIB).unwrap_err();
-    assert!(matches!(full.class(), ErrorClass::Busy { .. }));
+    assert_matches!(full.class(), ErrorClass::Busy { .. });
     let weak = pool.downgrade();
     drop(pool);
     assert!(weak.upgrade().is_none());

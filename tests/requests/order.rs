@@ -48,9 +48,7 @@ const MS: Duration = us(1000);
 /// The request with the earliest due time is served first. Without a deadline, a request is due 1 s after its arrival.
 #[test]
 fn deadlines_order_the_queue() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let order = order_of(
         &device,
         &pool,
@@ -70,9 +68,7 @@ fn deadlines_order_the_queue() {
 /// A deadline is a timeout, too. The order of the other requests does not change.
 #[test]
 fn deadline_ends_the_wait() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let _all = pool.try_allocate(&stream, ALL).unwrap();
     let mut waiting = not_ready(pool.allocate(&stream, ALL).deadline(MS));
     device.advance(MS);
@@ -85,9 +81,7 @@ fn deadline_ends_the_wait() {
 /// A step of priority is worth a second: a request with priority overtakes requests that arrived within its step.
 #[test]
 fn priority_is_worth_its_step_of_time() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let order = order_of(
         &device,
         &pool,
@@ -109,9 +103,7 @@ fn priority_is_worth_its_step_of_time() {
 /// does not starve.
 #[test]
 fn request_does_not_starve_behind_priorities() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let mut held = Some(pool.try_allocate(&stream, ALL).unwrap());
     let mut patient = not_ready(pool.allocate(&stream, ALL));
     let mut passed = 0;
@@ -138,20 +130,8 @@ fn request_does_not_starve_behind_priorities() {
 fn overtaking_is_bounded() {
     for (bound, expected) in [
         (Overtaking::NONE, 0),
-        (
-            Overtaking {
-                times: 3,
-                bytes: u64::MAX,
-            },
-            3,
-        ),
-        (
-            Overtaking {
-                times: 9,
-                bytes: 2 * MIB,
-            },
-            2,
-        ),
+        (overtaking(3, u64::MAX), 3),
+        (overtaking(9, 2 * MIB), 2),
     ] {
         let device = manual();
         let pool = base(&device)
@@ -160,8 +140,7 @@ fn overtaking_is_bounded() {
                 tuning.lane_bytes = 0;
             })
             .fail_deadlocks_after(MS * 10_000)
-            .build()
-            .unwrap();
+            .made();
         let (_, stream) = stream(&device, &pool);
         let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
         let head = not_ready(pool.allocate(&stream, ALL));
@@ -192,18 +171,14 @@ fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
     const FLOOD: usize = 200;
     let device = manual();
     let [flood, other] = ["order: a flood", "order: another"].map(Tag::new);
-    let bound = Overtaking {
-        times: 3,
-        bytes: u64::MAX,
-    };
+    let bound = overtaking(3, u64::MAX);
     let pool = base(&device)
         .tuning(|tuning| {
             tuning.overtaking = bound;
             tuning.lane_bytes = 0;
         })
         .fail_deadlocks_after(MS * 10_000)
-        .build()
-        .unwrap();
+        .made();
     pool.tag(other).set_weight(1);
     pool.tag(flood).set_weight(1);
     let (_, stream) = stream(&device, &pool);
@@ -238,13 +213,9 @@ fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
 /// anymore, the small request is granted rather than counted as deadlocked.
 #[test]
 fn holder_with_a_small_request_is_not_deadlocked() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
-    let (woken, waker) = Count::new();
-    let mut head = pool.allocate(&stream, 6 * MIB);
-    assert!(poll_with(&mut head, &waker).is_pending());
+    let (mut head, woken, waker) = not_ready_counted(pool.allocate(&stream, 6 * MIB));
     let mut little = pool.allocate(&stream, MIB); // from the task that holds the 4 MiB
     assert!(poll_with(&mut little, &waker).is_pending());
     device.advance(MS * 9);
@@ -258,24 +229,17 @@ fn holder_with_a_small_request_is_not_deadlocked() {
         woken.get() > before,
         "the deadlock is looked for without another call"
     );
-    let Poll::Ready(Ok(block)) = poll_with(&mut little, &waker) else {
-        panic!("there is memory for it");
-    };
+    let block = now(&mut little).expect("there is memory for it");
     assert!(poll_with(&mut head, &waker).is_pending());
     drop((block, held));
     drop(now(head).unwrap());
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// While blocks are freed from time to time, there is no deadlock, and the head is not overtaken.
 #[test]
 fn head_is_not_overtaken_while_blocks_are_freed() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
-    let mut held: Vec<_> = (0..6)
-        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
-        .collect();
+    let (device, pool, [(_, stream)]) = set_up_with(base);
+    let mut held = several(&pool, &stream, 6, MIB);
     let head = not_ready(pool.allocate(&stream, ALL));
     let mut little = pool.allocate(&stream, MIB);
     while held.pop().is_some() && !held.is_empty() {
@@ -292,9 +256,7 @@ fn head_is_not_overtaken_while_blocks_are_freed() {
 /// Frees within a reservation count as movement: its holder is working, so there is no deadlock.
 #[test]
 fn work_within_a_reservation_is_no_deadlock() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let head = not_ready(pool.allocate(&stream, ALL));
     let mut little = pool.allocate(&stream, MIB);
@@ -317,12 +279,9 @@ fn work_within_a_reservation_is_no_deadlock() {
 /// While running work will release memory, there is no deadlock, however long it takes.
 #[test]
 fn pending_memory_prevents_a_deadlock() {
-    let device = manual();
-    let pool = base(&device).fail_deadlocks_after(MS).build().unwrap();
-    let [(work, stream_a), (_, stream_b)] = streams(&device, &pool);
-    let block = pool.try_allocate(&stream_a, ALL).unwrap();
-    use_block(&work, &block, MS * 100);
-    drop(block);
+    let (device, pool, [(work, stream_a), (_, stream_b)]) =
+        set_up_with(|device| base(device).fail_deadlocks_after(MS));
+    use_and_free(&pool, (&work, &stream_a), ALL, MS * 100);
     let mut waiting = pool.allocate(&stream_b, ALL);
     for _ in 0..9 {
         assert!(poll(&mut waiting).is_pending());
@@ -335,9 +294,8 @@ fn pending_memory_prevents_a_deadlock() {
 /// Two tasks each hold what the other waits for. The first fails after the limit and frees, and the other is served.
 #[test]
 fn head_of_a_deadlock_fails_after_the_configured_time() {
-    let device = manual();
-    let pool = base(&device).fail_deadlocks_after(MS * 50).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) =
+        set_up_with(|device| base(device).fail_deadlocks_after(MS * 50));
     let [one, other] = [0; 2].map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap());
     let (woken, waker) = Count::new();
     let mut first = pool.allocate(&stream, 4 * MIB);
@@ -362,15 +320,12 @@ fn head_of_a_deadlock_fails_after_the_configured_time() {
     drop(one);
     drop(now(second).unwrap());
     drop(other);
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request for an unusual alignment does not decide for requests with any alignment: they are served in a deadlock.
 #[test]
 fn request_with_unique_layout_does_not_hide_a_deadlock() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(base);
     let blocks = (0..8).map(|_| pool.try_allocate(&stream, MIB).unwrap());
     // The upper halves of two chunks are free.
     let mut numbered: Vec<_> = blocks.enumerate().collect();
@@ -392,7 +347,7 @@ fn full_device_does_not_hide_a_deadlock() {
         .build();
     let _others = device.faults().occupy(2 * MIB);
     // The default capacity is all memory of the device, of which another process holds a part.
-    let pool = base(&device).build().unwrap();
+    let pool = base(&device).made();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let mut head = not_ready(pool.allocate(&stream, 4 * MIB));
@@ -403,7 +358,6 @@ fn full_device_does_not_hide_a_deadlock() {
     let little = now(little).expect("there are 2 MiB free, and nothing moves");
     drop((held, little));
     drop(now(head).unwrap());
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// Only a request that is served overtakes others. One that fails or is dropped does not.
@@ -411,23 +365,17 @@ fn full_device_does_not_hide_a_deadlock() {
 fn failed_request_does_not_count_as_overtaking() {
     let device = manual();
     let tag = Tag::new("fails, and overtakes no request");
-    let bound = Overtaking {
-        times: 1,
-        bytes: u64::MAX,
-    };
+    let bound = overtaking(1, u64::MAX);
     let pool = base(&device)
         .tuning(|tuning| tuning.overtaking = bound)
-        .build()
-        .unwrap();
+        .made();
     let (_, stream) = stream(&device, &pool);
-    let _held: Vec<_> = (0..6)
-        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
-        .collect();
+    let _held = several(&pool, &stream, 6, MIB);
     let mut head = not_ready(pool.allocate(&stream, ALL));
     let never = not_ready(pool.allocate(&stream, 3 * MIB).tag(tag));
     pool.tag(tag).set_limit(Some(MIB));
     let failed = now(never);
-    assert!(matches!(failed, Err(AllocError::OverLimit { .. })));
+    assert_matches!(failed, Err(AllocError::OverLimit { .. }));
     drop(now(pool.allocate(&stream, MIB)).expect("the head was not overtaken yet"));
     assert!(poll(&mut head).is_pending());
 }

@@ -8,9 +8,7 @@ use weirpool::*;
 /// Each is a line, while hundreds of requests wait: what they own of the pool is not printed.
 #[test]
 fn futures_and_handles_print_a_line() {
-    let device = manual();
-    let pool = pool(&device, 8 * MIB);
-    let (work, a) = stream(&device, &pool);
+    let (device, pool, [(work, a)]) = set_up(8 * MIB);
     let tag = Tag::new("printing");
     let evictable = pool.try_allocate(&a, MIB).unwrap().into_evictable();
     let shared = pool.try_allocate(&a, 4096).unwrap();

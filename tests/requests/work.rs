@@ -1,5 +1,6 @@
 //! Tests that count the work of waiting: locks of the heap, each of which a search takes, and waiters looked at.
 
+use crate::common::{Made, TestPool};
 use futures::executor::LocalSpawner;
 use futures::task::LocalSpawnExt;
 use std::future::Future;
@@ -28,10 +29,10 @@ fn work_of<F: Future>(
 ) -> u64 {
     let device = SimDevice::builder().memory(1 << 30).build();
     let builder = Pool::builder(device.clone()).capacity(capacity);
-    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
+    let pool = builder.chunk_bytes(2 * MIB).made();
     let stream = pool.register(&device.create_stream()).unwrap();
     work();
-    device.run(|spawner| serve(spawner, device.clone(), pool, stream));
+    device.run(|spawner| serve(spawner, device.clone(), pool.clone(), stream));
     work()
 }
 
@@ -60,7 +61,7 @@ fn work_of_requests(requests: u64) -> u64 {
 fn work_of_requests_on_tokio(requests: u64) -> u64 {
     let device = SimDevice::builder().clock(Clock::Manual).build();
     let builder = Pool::builder(device.clone()).capacity(8 * MIB);
-    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
+    let pool = builder.chunk_bytes(2 * MIB).made();
     let stream = pool.register(&device.create_stream()).unwrap();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.build().unwrap();
@@ -121,10 +122,10 @@ fn work_of_a_request_does_not_grow_with_the_number_of_waiters() {
 }
 
 /// A pool whose memory is all allocated, and a stream.
-fn full() -> (Pool, Stream, Block) {
+fn full() -> (TestPool, Stream, Block) {
     let device = SimDevice::builder().clock(Clock::Manual).build();
     let builder = Pool::builder(device.clone()).capacity(8 * MIB);
-    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
+    let pool = builder.chunk_bytes(2 * MIB).made();
     let stream = pool.register(&device.create_stream()).unwrap();
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     (pool, stream, held)
@@ -198,10 +199,7 @@ fn limits_and_weights_are_set_without_looking_at_those_that_wait() {
 #[test]
 fn poll_that_finds_nothing_changed_does_not_search() {
     let device = SimDevice::builder().clock(Clock::Manual).build();
-    let pool = Pool::builder(device.clone())
-        .capacity(8 * MIB)
-        .build()
-        .unwrap();
+    let pool = Pool::builder(device.clone()).capacity(8 * MIB).made();
     let stream = pool.register(&device.create_stream()).unwrap();
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     let mut waiting = [(); 10].map(|()| Box::pin(pool.allocate(&stream, MIB)));

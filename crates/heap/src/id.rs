@@ -19,6 +19,21 @@ impl StreamId {
     #[doc(hidden)]
     pub const NONE: Self = Self(0);
 
+    /// Marks the order of a captured stream: no id of a stream is as high.
+    const ORDER: u64 = 1 << 52;
+
+    /// Makes the id the one of the order of a captured stream.
+    #[doc(hidden)]
+    pub fn as_order(self) -> Self {
+        Self(self.0 | Self::ORDER)
+    }
+
+    /// Returns whether it names the order of a captured stream, whose fences no event proves.
+    #[doc(hidden)]
+    pub fn is_order(self) -> bool {
+        self != Self::SET_ASIDE && self.0 & Self::ORDER != 0
+    }
+
     /// Returns the id if it names a stream, and `None` for memory that is set aside.
     #[doc(hidden)]
     pub fn of_a_stream(self) -> Option<Self> {
@@ -29,6 +44,7 @@ impl StreamId {
 impl fmt::Debug for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.of_a_stream() {
+            Some(id) if id.is_order() => write!(f, "order {}", id.0 ^ Self::ORDER),
             Some(Self(number)) => write!(f, "S{number}"),
             None => f.write_str("no stream"),
         }

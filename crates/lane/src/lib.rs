@@ -19,19 +19,19 @@
 //! |---|---|
 //! | `lane` | a registered stream: all of these |
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
-//! | `state` | the state that the lane's lock guards: the cache, and the open ticket |
-//! | `slot` | the lock, which outlives its lane |
+//! | `state` | the state that the lane's lock guards: the cache, and the open ticket; the lock, which outlives its lane |
 //! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `capture` | a stream that is captured into a graph |
 //! | `spares` | what the cache keeps where blocks are passed through to a source of segments |
 //! | `cache` | a stack of blocks for each size, and the references to the stream that freed blocks leave for later ones |
 //! | `large_cache` | the few large blocks |
+//! | `kept` | blocks that reservations keep for the streams that freed them |
 //! | `shards` | more caches, for threads that share a stream |
 //! | `count` | counters of blocks, by their source, and of bytes |
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
-//! | `watch` | watches on markers |
+//! | `watch`, `watched_transfer` | watches on markers; on copies |
 //! | `neighbour` | another device of the host, if the stream is one of it |
 //! | `neighbours` | the other devices, and which of them have access to the pool's memory |
 //! | `lanes`, `retired` | all registered streams; the counts of those that are gone |
@@ -53,6 +53,7 @@ mod cache;
 mod capture;
 mod count;
 mod host_tasks;
+mod kept;
 mod lane;
 mod lanes;
 mod large_cache;
@@ -63,19 +64,20 @@ mod own_calls;
 mod pace;
 mod retired;
 mod shards;
-mod slot;
 mod spacing;
 mod spares;
 mod state;
 mod stream_cache;
 mod timeline;
 mod watch;
+mod watched_transfer;
 
 pub use active::ActiveStreams;
 pub use block::{CachedBlock, Closed, Fit, Freed, Use};
 pub use cache::{CacheBounds, CacheOwner, Flush, RefCache};
 pub use count::{BlockEvent, LaneFigures};
 pub use host_tasks::{Holder, HostTaskEnding, HostTasks};
+pub use kept::{KeepingReservations, Kept, ReservationState};
 pub use lane::Lane;
 pub use lanes::{Lanes, Registry};
 pub use marker::{Events, Marker};
@@ -89,6 +91,7 @@ pub use retired::Retired;
 pub use stream_cache::{Gate, StreamCache};
 pub use timeline::Timeline;
 pub use watch::Watch;
+pub use watched_transfer::WatchedTransfer;
 
 use weirpool_device as device;
 use weirpool_heap::{self as heap, id};

@@ -14,13 +14,10 @@
 use super::block::{CachedBlock, Fit, Use};
 use super::cache::{Cache, CacheBounds};
 use super::count::{BlockEvent, Counts};
-use super::slot::{Contents, OwnedSlot, Slot};
+use super::state::{Contents, OwnedSlot, Slot};
 use crate::id::Ticket;
 use crate::measure::Source;
 use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};
-
-/// Number of contentions after which the threads of a stream have shards.
-const CONTENTIONS: u64 = 64;
 
 /// Maximum number of shards of a stream. Further threads share them.
 const SHARDS: usize = if cfg!(weirpool_loom) { 2 } else { 16 };
@@ -31,9 +28,8 @@ const SHARE: u64 = 4;
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shards {
-    shards: plain::OnceLock<Box<[OwnedSlot<Shard>]>>,
-    contentions: SharedNumber,
-    /// The open ticket of the stream's state; kept up to date once there are shards.
+    shards: [OwnedSlot<Shard>; SHARDS],
+    /// The open ticket of the stream's state.
     open: SharedNumber,
     /// A block was freed to a shard under the open ticket.
     is_dirty: SharedFlag,
@@ -47,42 +43,22 @@ pub(super) struct Shard {
 }
 
 impl Shards {
-    pub(super) fn new() -> Self {
+    /// Makes the shards, under the lock of the state, beside the stream's own cache.
+    pub(super) fn beside(own: &Cache) -> Self {
         Self {
-            shards: plain::OnceLock::new(),
-            contentions: SharedNumber::new(0),
-            open: SharedNumber::new(0),
+            shards: std::array::from_fn(|_| OwnedSlot::new(Shard::new(own.for_thread()))),
+            open: SharedNumber::new(own.open.0),
             is_dirty: SharedFlag::new(false),
         }
     }
 
-    /// Notes that two threads contended for the state. Returns whether they did so often enough for shards.
-    pub(super) fn count_contention(&self) -> bool {
-        self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS
-    }
-
-    /// Makes the shards, under the lock of the state, beside the stream's own cache.
-    pub(super) fn make(&self, own: &Cache) {
-        let shard = || OwnedSlot::new(Shard::new(own.for_thread()));
-        self.open.store(own.open.0, Ordering::Release);
-        // A second call finds them made.
-        let _ = self.shards.set((0..SHARDS).map(|_| shard()).collect());
-    }
-
-    /// Returns this thread's shard, if there are shards.
-    pub(super) fn own(&self) -> Option<Lasting<Slot<Shard>>> {
-        let shards = self.shards.get()?;
-        Some(shards[crate::sync::thread_number() % SHARDS].slot())
-    }
-
-    #[inline]
-    pub(super) fn are_made(&self) -> bool {
-        self.shards.get().is_some()
+    /// Returns this thread's shard.
+    pub(super) fn own(&self) -> Lasting<Slot<Shard>> {
+        self.shards[crate::sync::thread_number() % SHARDS].slot()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Slot<Shard>> {
-        let shards = self.shards.get();
-        shards.into_iter().flatten().map(|shard| &**shard)
+        self.shards.iter().map(|shard| &**shard)
     }
 
     /// Notes that the open ticket was closed, and the next one is `open`. Returns whether a free to a shard joined it.
@@ -90,9 +66,6 @@ impl Shards {
     /// Called under the lock of the state. The flag is cleared before the next ticket is published: a free that reads
     /// the next ticket sets the flag again.
     pub(super) fn mark_closed(&self, open: Ticket) -> bool {
-        if !self.are_made() {
-            return false;
-        }
         let was_dirty = self.is_dirty.swap(false, Ordering::AcqRel);
         self.open.store(open.0, Ordering::Release);
         was_dirty

@@ -5,18 +5,27 @@
 //! | `take`, `take_at_once` | a block cached | granted; no longer unsealed, if it was freed under the open ticket |
 //! | `keep_at_once` | a block used | cached under the open ticket |
 //! | `count_use` | a block used | freed under the open ticket; the caller caches it, or passes it to the heap |
-//! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
+//! | `close_if_recordable` | the open ticket | closed; the next one is open, and nothing is unsealed |
 //! | `begin_capture`, `end_capture` (in `StreamCache`) | the stream runs its work, or is captured | it is captured: nothing is cached, and no ticket is closed; or it runs its work |
 //! | `retire` (in `StreamCache`) | the stream has a handle | it has none: nothing is cached any more |
+//!
+//! # Slots
+//!
+//! Locks that outlive their lanes: of a stream's state, and of its shards.
+//!
+//! A freed block leaves [its reference](super::cache::RefCache) to the stream under a lock that it reached through that
+//! reference. Another thread may take the reference and drop it, and the lane with it, before the first one has
+//! released the lock. So the lock must not depend on the lane: it is in a *slot*, which is recycled, and never given
+//! back to the allocator. (Type-stable memory: Greenwald and Cheriton, 1996.) There are as many slots as there ever
+//! were lanes and shards at a time. A vacant one has contents that own no memory.
 
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
 use super::count::{BlockEvent, Counters};
-use super::shards::Shards;
-use super::slot::{Contents, Slot};
 use crate::id::{StreamId, Ticket};
 use crate::measure::Source;
-use crate::sync::{Lasting, plain};
+use crate::sync::{Guard, Guards, Lasting, Mutex, plain};
+use std::ops::Deref;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -96,29 +105,19 @@ impl StreamState {
         self.cache.open
     }
 
-    /// Returns whether a block was freed under the open ticket, here or to a shard, or the last record failed.
-    pub(super) fn is_dirty_with(&self, shards: &Shards) -> bool {
-        self.is_dirty || shards.is_dirty()
-    }
-
-    fn close(&mut self, shards: &Shards) -> Closed {
-        let (ticket, was_dirty) = (self.cache.open, self.is_dirty);
-        self.cache.join(ticket.next());
-        self.is_dirty = false;
-        let covers_frees = shards.mark_closed(self.cache.open) || was_dirty;
-        Closed {
-            ticket,
-            covers_frees,
-        }
-    }
-
     /// Closes the open ticket, if an event can prove it now. The host's tickets are complete from the start, and those of
     /// a captured stream stay open until the capture is over.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn close_if_recordable(&mut self, shards: &Shards) -> Option<Closed> {
-        let is_recordable = !self.is_host && self.capture.is_none();
-        is_recordable.then(|| self.close(shards))
+    pub(super) fn close_if_recordable(&mut self) -> Option<Closed> {
+        if self.is_host || self.capture.is_some() {
+            return None;
+        }
+        let ticket = self.cache.open;
+        self.cache.join(ticket.next());
+        let covers_frees = std::mem::take(&mut self.is_dirty);
+        Some(Closed {
+            ticket,
+            covers_frees,
+        })
     }
 }
 
@@ -132,5 +131,72 @@ impl Contents for StreamState {
         static VACANCIES: plain::Mutex<Vec<Lasting<Slot<StreamState>>>> =
             plain::Mutex::new(Vec::new());
         &VACANCIES
+    }
+}
+
+/// What a slot may contain.
+pub(super) trait Contents: Sized + 'static {
+    /// Creates the contents of a vacant slot.
+    fn vacant() -> Self;
+
+    /// Returns the vacant slots of this kind.
+    fn vacancies() -> &'static plain::Mutex<Vec<Lasting<Slot<Self>>>>;
+}
+
+/// Contents behind their lock, on cache lines of their own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Slot<T>(Mutex<T>);
+
+impl<T> Slot<T> {
+    #[inline]
+    pub(super) fn lock(&self) -> Guard<'_, T> {
+        self.0.lock()
+    }
+
+    #[inline]
+    pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.0.try_lock()
+    }
+}
+
+/// A slot in use; vacant again once this is dropped.
+#[derive(Debug)]
+pub(super) struct OwnedSlot<T: Contents>(Lasting<Slot<T>>);
+
+impl<T: Contents> OwnedSlot<T> {
+    pub(super) fn new(contents: T) -> Self {
+        let vacant = T::vacancies().lock().pop();
+        if let Some(slot) = vacant {
+            *slot.lock() = contents;
+            return Self(slot);
+        }
+        Self(Lasting::new(Slot(Mutex::new(Guards::Lane, contents))))
+    }
+
+    /// Returns the slot itself: a guard of it needs neither its owner nor the lane.
+    #[inline(always)]
+    pub(super) fn slot(&self) -> Lasting<Slot<T>> {
+        self.0.clone()
+    }
+}
+
+impl<T: Contents> Deref for OwnedSlot<T> {
+    type Target = Slot<T>;
+
+    #[inline]
+    fn deref(&self) -> &Slot<T> {
+        &self.0
+    }
+}
+
+impl<T: Contents> Drop for OwnedSlot<T> {
+    fn drop(&mut self) {
+        let gone = std::mem::replace(&mut *self.0.lock(), T::vacant());
+        drop(gone);
+        // A slot of one execution of a model must not be used in the next.
+        if !cfg!(weirpool_loom) {
+            T::vacancies().lock().push(self.0.clone());
+        }
     }
 }

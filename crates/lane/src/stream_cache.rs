@@ -24,17 +24,19 @@ use super::cache::{Cache, CacheBounds, CacheOwner, Flush, RefCache};
 use super::count::{BlockEvent, Counters, Counts, LaneFigures, UNKNOWN};
 use super::own_calls::OwnCalls;
 use super::shards::{Shard, Shards};
-use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
-use super::state::StreamState;
+use super::state::{OwnedSlot, Slot, StreamState};
 use crate::heap::BlockId;
 use crate::heap::Mark;
 use crate::id::Ticket;
 use crate::measure::Source;
-use crate::sync::plain::{AtomicBool, AtomicU64};
-use crate::sync::{Arc, Guard, Ordering, SharedState, plain};
+use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
+use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
+
+/// Number of contentions after which the threads of a stream have shards.
+const CONTENTIONS: u64 = 64;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub type Gate = plain::Arc<CachePadded<SharedState>>;
@@ -50,7 +52,9 @@ pub struct StreamCache {
     /// How many bytes are freed between two events.
     pub spacing: Spacing,
     pub(super) state: OwnedSlot<StreamState>,
-    shards: Shards,
+    /// Caches of threads, once they have contended often enough; made under the lock of the state.
+    shards: OnceLock<Shards>,
+    contentions: SharedNumber,
     /// Blocks were freed above the bound and no seal followed, so that [`owes_seal`](Self::owes_seal) may be true. Set
     /// under the lock of the state.
     may_owe_seal: AtomicBool,
@@ -88,8 +92,8 @@ impl StreamCache {
         if bytes > self.bounds.largest {
             return None;
         }
-        if self.shards.are_made() {
-            let (cached, left) = self.take_from_shard(bytes, rounding, RefCache::take)?;
+        if let Some(shards) = self.shards.get() {
+            let (cached, left) = self.take_from_shard(shards, bytes, rounding, RefCache::take)?;
             return Some((cached, left.unwrap_or_else(|| owner.clone())));
         }
         let mut state = self.enter(&self.state);
@@ -130,7 +134,7 @@ impl StreamCache {
         if bytes > this.bounds.largest {
             return false;
         }
-        if this.shards.are_made() {
+        if this.shards.get().is_some() {
             return Self::free_to_shard_at_once(owner, cache_of, block, is_over);
         }
         // Once the reference is left, the owner may go on another thread, and `this` with it.
@@ -159,15 +163,16 @@ impl StreamCache {
             return false;
         };
         let this = cache_of(registration);
-        let Some(slot) = this.shards.own() else {
+        let Some(shards) = this.shards.get() else {
             return false;
         };
+        let slot = shards.own();
         let mut shard = slot.lock();
         if this.is_bypassed() {
             return false;
         }
         let bound = this.spacing.bound();
-        let is_kept = (this.shards).keep_at_once(&mut shard, &block(), this.bounds, bound);
+        let is_kept = shards.keep_at_once(&mut shard, &block(), this.bounds, bound);
         if is_kept && is_over(registration) {
             shard.cache.references.leave(owner);
         }
@@ -191,7 +196,7 @@ impl StreamCache {
     #[inline(never)]
     fn enter_contended<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         let state = slot.lock();
-        if self.shards.count_contention() {
+        if self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS {
             self.make_shards(&state);
         }
         state
@@ -200,7 +205,7 @@ impl StreamCache {
     /// Gives threads shards, except where the host frees: such memory is complete anyway, and shared.
     fn make_shards(&self, state: &StreamState) {
         if self.bounds.bytes > 0 && !state.is_host {
-            self.shards.make(&state.cache);
+            self.shards.get_or_init(|| Shards::beside(&state.cache));
         }
     }
 
@@ -244,7 +249,8 @@ impl StreamCache {
             activity,
             is_external,
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
-            shards: Shards::new(),
+            shards: OnceLock::new(),
+            contentions: SharedNumber::new(0),
             may_owe_seal: AtomicBool::new(false),
             alternates: AtomicBool::new(false),
             spare: AtomicU64::new(0),
@@ -260,8 +266,8 @@ impl StreamCache {
             // Never kept: the lock need not be taken.
             return None;
         }
-        if self.shards.are_made() {
-            let taken = self.take_from_shard(bytes, rounding, |_| ());
+        if let Some(shards) = self.shards.get() {
+            let taken = self.take_from_shard(shards, bytes, rounding, |_| ());
             return taken.map(|(cached, ())| cached);
         }
         let mut state = self.enter(&self.state);
@@ -275,11 +281,12 @@ impl StreamCache {
     #[inline(never)]
     fn take_from_shard<R: Default>(
         &self,
+        shards: &Shards,
         bytes: u64,
         rounding: u32,
         more: impl FnOnce(&mut RefCache) -> R,
     ) -> Option<(CachedBlock, R)> {
-        let shard = self.shards.own()?;
+        let shard = shards.own();
         {
             let mut shard = shard.lock();
             if self.is_bypassed() {
@@ -308,8 +315,8 @@ impl StreamCache {
     /// A block too large for a stack may go to the large-block cache, if the time `now` is given.
     #[inline]
     pub fn free(&self, block: Use, now: Option<Duration>) -> Freed {
-        if self.shards.are_made() {
-            return self.free_to_shard(&block, now);
+        if let Some(shards) = self.shards.get() {
+            return self.free_to_shard(shards, &block, now);
         }
         let mut state = self.enter(&self.state);
         if !self.is_bypassed() {
@@ -330,13 +337,12 @@ impl StreamCache {
 
     #[cold]
     #[inline(never)]
-    fn free_to_shard(&self, block: &Use, now: Option<Duration>) -> Freed {
-        let shard = self.shards.own();
+    fn free_to_shard(&self, shards: &Shards, block: &Use, now: Option<Duration>) -> Freed {
         let gate = || {
             self.activity.begin();
             self.is_bypassed() || self.is_captured()
         };
-        let kept = shard.and_then(|shard| self.shards.keep(&shard, block, self.bounds, gate));
+        let kept = shards.keep(&shards.own(), block, self.bounds, gate);
         let Some((ticket, unsealed)) = kept else {
             return self.keep(self.state.lock(), block, now);
         };
@@ -345,7 +351,7 @@ impl StreamCache {
             ticket,
             is_kept: true,
             closed: seals
-                .then(|| self.state.lock().close_if_recordable(&self.shards))
+                .then(|| close_ticket(&mut self.state.lock(), &self.shards))
                 .flatten(),
         }
     }
@@ -364,7 +370,7 @@ impl StreamCache {
         // further call.
         let may_wait = is_large && !self.is_external;
         let is_due = state.cache.unsealed > self.spacing.bound() && !may_wait;
-        let closed = (is_bypassed || is_due).then(|| state.close_if_recordable(&self.shards));
+        let closed = (is_bypassed || is_due).then(|| close_ticket(&mut state, &self.shards));
         self.mark_owed(&state);
         Freed {
             ticket,
@@ -400,7 +406,7 @@ impl StreamCache {
         self.activity.begin();
         let ticket = state.count_use(bytes);
         let seals = self.is_bypassed() || state.cache.unsealed > self.spacing.bound();
-        let closed = seals.then(|| state.close_if_recordable(&self.shards));
+        let closed = seals.then(|| close_ticket(&mut state, &self.shards));
         self.mark_owed(&state);
         Freed {
             ticket,
@@ -426,7 +432,7 @@ impl StreamCache {
         block: &Use,
     ) -> Option<CachedBlock> {
         let this = cache_of(owner.as_ref()?);
-        if this.shards.are_made() {
+        if this.shards.get().is_some() {
             return None;
         }
         // As in `free_at_once`.
@@ -501,7 +507,7 @@ impl StreamCache {
         let state = self.state.lock();
         (
             state.cache.open.previous(),
-            state.is_dirty_with(&self.shards),
+            is_dirty_with(&state, &self.shards),
         )
     }
 
@@ -509,11 +515,11 @@ impl StreamCache {
     /// and there is none. The host's tickets are not closed.
     pub(super) fn close(&self, needed: bool) -> Option<Closed> {
         let mut state = self.state.lock();
-        if needed && !state.is_dirty_with(&self.shards) {
+        if needed && !is_dirty_with(&state, &self.shards) {
             return None;
         }
         self.activity.begin();
-        state.close_if_recordable(&self.shards)
+        close_ticket(&mut state, &self.shards)
     }
 
     /// Returns whether a free left more bytes unsealed than the bound, and they are still unsealed.
@@ -538,7 +544,7 @@ impl StreamCache {
     /// Returns whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
     pub(super) fn is_done(&self, completed: Ticket) -> bool {
         let state = self.state.lock();
-        let is_dirty = state.is_dirty_with(&self.shards);
+        let is_dirty = is_dirty_with(&state, &self.shards);
         let is_quiet = !is_dirty && state.visitors == 0;
         state.is_retired && is_quiet && completed >= state.cache.open.previous()
     }
@@ -551,7 +557,7 @@ impl StreamCache {
             let is_empty = std::iter::once(&state.cache)
                 .chain(in_shards)
                 .all(Cache::is_empty);
-            let is_dirty = state.is_dirty_with(&self.shards);
+            let is_dirty = is_dirty_with(state, &self.shards);
             if is_empty && !is_dirty && completed >= state.cache.open.previous() {
                 self.activity.end();
             }
@@ -562,7 +568,7 @@ impl StreamCache {
     /// constant time.
     pub(super) fn pending_blocks(&self, completed: Ticket) -> usize {
         self.with_all(|state, shards| {
-            let is_dirty = state.is_dirty_with(&self.shards);
+            let is_dirty = is_dirty_with(state, &self.shards);
             if !is_dirty && completed >= state.cache.open.previous() {
                 return 0;
             }
@@ -582,7 +588,7 @@ impl StreamCache {
 impl StreamCache {
     /// Returns whether blocks are cached, or may be at any time without the engine's hearing of it.
     pub fn may_keep_unnoticed(&self) -> bool {
-        let mut shards = self.shards.all();
+        let mut shards = slots_of(&self.shards);
         let may_shard = |shard: &Slot<Shard>| !shard.lock().cache.is_empty();
         !self.state.lock().cache.is_empty() || shards.any(may_shard)
     }
@@ -596,7 +602,7 @@ impl StreamCache {
         let mut cached = self.state.lock().cache.flush(which);
         // Shards keep no large blocks.
         if !matches!(which, Flush::Large) {
-            let shards = self.shards.all();
+            let shards = slots_of(&self.shards);
             shards.for_each(|shard| cached.append(&mut shard.lock().cache.flush(which)));
         }
         cached
@@ -623,7 +629,7 @@ impl StreamCache {
     pub fn cached(&self) -> Vec<(BlockId, Ticket)> {
         let named = |cached: CachedBlock| (cached.id, cached.ticket);
         let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
-        for shard in self.shards.all() {
+        for shard in slots_of(&self.shards) {
             all.extend(shard.lock().cache.all().map(named));
         }
         all
@@ -634,8 +640,8 @@ impl StreamCache {
 impl StreamCache {
     /// Counts what happened to a block of the stream outside of the cache.
     pub fn count(&self, event: BlockEvent, bytes: u64, rounding: u32) {
-        match self.shards.own() {
-            Some(shard) => shard.lock().counts.count(event, bytes, rounding),
+        match self.shards.get() {
+            Some(shards) => shards.own().lock().counts.count(event, bytes, rounding),
             None => self.state.lock().counters.count(event, bytes, rounding),
         }
     }
@@ -651,11 +657,7 @@ impl StreamCache {
                 counts: state.counters.with(&in_shards),
                 high,
                 // The maximum of the sum over several shards is not known.
-                bound: if self.shards.are_made() {
-                    UNKNOWN
-                } else {
-                    high
-                },
+                bound: self.shards.get().map_or(high, |_| UNKNOWN),
                 cached: all().map(Cache::bytes).sum(),
                 cached_complete: all().map(|cache| cache.bytes_up_to(completed)).sum(),
             }
@@ -671,9 +673,30 @@ impl StreamCache {
     /// seen without its grant. The state's lock is taken before the shards'; nothing takes them the other way around.
     fn with_all<R>(&self, read: impl FnOnce(&mut StreamState, &mut [Guard<'_, Shard>]) -> R) -> R {
         let mut state = self.state.lock();
-        let mut shards: Vec<_> = self.shards.all().map(Slot::lock).collect();
+        let mut shards: Vec<_> = slots_of(&self.shards).map(Slot::lock).collect();
         read(&mut state, &mut shards)
     }
+}
+
+/// Closes the open ticket, if an event can prove it now.
+#[cold]
+#[inline(never)]
+fn close_ticket(state: &mut StreamState, shards: &OnceLock<Shards>) -> Option<Closed> {
+    let mut closed = state.close_if_recordable()?;
+    if let Some(shards) = shards.get() {
+        closed.covers_frees |= shards.mark_closed(state.cache.open);
+    }
+    Some(closed)
+}
+
+/// Returns whether a block was freed under the open ticket, to the state or to a shard, or the last record failed.
+fn is_dirty_with(state: &StreamState, shards: &OnceLock<Shards>) -> bool {
+    state.is_dirty || shards.get().is_some_and(Shards::is_dirty)
+}
+
+/// Returns the shards behind their locks, if there are any.
+fn slots_of(shards: &OnceLock<Shards>) -> impl Iterator<Item = &Slot<Shard>> {
+    shards.get().into_iter().flat_map(Shards::all)
 }
 
 fn sum(shards: &[Guard<'_, Shard>]) -> Counts {
@@ -708,7 +731,7 @@ mod tests {
                 if is_sharded {
                     cache.share();
                 }
-                let shards = cache.shards.all();
+                let shards = slots_of(&cache.shards);
                 let shards = shards.map(|shard| std::ptr::from_ref(shard).addr());
                 let state = std::ptr::from_ref::<Slot<StreamState>>(&cache.state).addr();
                 let locks: Vec<_> = shards.chain([state]).collect();

@@ -1,4 +1,4 @@
-//! Kinds of figures of `weirpool`. The pool decides what they count. No stable API.
+//! What a pool of `weirpool` reports: figures, facts and errors. The pool decides what they tell of. No stable API.
 //!
 //! | file | contents |
 //! |---|---|
@@ -11,15 +11,22 @@
 //! | `shortfall` | the state of a pool when a request could not be served |
 //! | `waiting_request` | a request that waits |
 //! | `pool_info` | the description and the health of a pool |
+//! | `device_counters` | counts of device calls |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `trimmed` | how far a release of memory got |
 //! | `heuristic` | when to coalesce, decided from the figures |
+//! | `observer`, `announcer` | the facts that observers are told; the one place from which they are told |
+//! | `error` | the errors of calls |
 #![deny(unsafe_code)]
 
 mod account;
+pub mod announcer;
 mod blocks;
+mod device_counters;
+mod error;
 mod heuristic;
 mod histogram;
+mod observer;
 mod origin;
 mod pool_info;
 mod shortfall;
@@ -36,8 +43,14 @@ mod waits;
 
 pub use account::{Account, Accounts, LimitReached};
 pub use blocks::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
+pub use device_counters::DeviceCounters;
+pub use error::{
+    AccessError, AllocError, BuildError, CopyError, DrainError, EnqueueError, ErrorClass,
+    SourceError, StreamError, SubmitError, TaskError,
+};
 pub use heuristic::CoalesceHeuristic;
 pub use histogram::{Bucket, Histogram, Recorder};
+pub use observer::{Event, Fact, Memory, Observer};
 pub use origin::{BlockOrigin, ReservationOrigin};
 pub use pool_info::{Health, PoolDescription};
 pub use shortfall::{Shortfall, TagShortfall};

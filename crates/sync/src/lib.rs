@@ -30,12 +30,14 @@ use std::thread;
 
 pub mod background;
 mod foreign;
+mod link;
 mod rare;
 pub mod timer;
 pub mod worker;
 
 use crossbeam_utils::Backoff;
 pub use foreign::{Foreign, ForeignOption, GuardWithTrash, Trash};
+pub use link::Link;
 #[cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 pub use loom::thread_local as of_model_thread;
 pub use primitive::Arc;

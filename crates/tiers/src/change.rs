@@ -8,7 +8,7 @@ use crate::sleep::Sleep;
 use crate::terms::{end_of, rest_of, takes_terms};
 use futures::channel::oneshot;
 use futures::future::{Either, select};
-use futures::lock::OwnedMutexGuard;
+use futures::lock::{Mutex as Turn, OwnedMutexGuard};
 use std::future::{Future, IntoFuture, poll_fn};
 use std::mem;
 use std::ops::Range;
@@ -26,8 +26,15 @@ struct Turns {
     turns: Vec<OwnedMutexGuard<()>>,
 }
 
+/// Which turn of a region.
+type TurnOf = fn(&Shared) -> &Arc<Turn<()>>;
+
 impl Turns {
-    async fn of(mut regions: Vec<Arc<Shared>>) -> Result<Self, RegionError> {
+    /// Returns the regions without turns.
+    ///
+    /// # Errors
+    /// Returns an error if they are not all of one pool.
+    fn none(mut regions: Vec<Arc<Shared>>) -> Result<Self, RegionError> {
         regions.sort_by_key(Arc::as_ptr);
         regions.dedup_by(|one, other| Arc::ptr_eq(one, other));
         if let Some(other) = regions.iter().find(|region| region.pool != regions[0].pool) {
@@ -35,11 +42,22 @@ impl Turns {
                 name: other.name.clone(),
             });
         }
-        let mut turns = Vec::new();
-        for region in &regions {
-            turns.push(region.turn.clone().lock_owned().await);
-        }
+        let turns = Vec::new();
         Ok(Self { regions, turns })
+    }
+
+    /// Waits for a turn of each region.
+    async fn take(&mut self, turn: TurnOf) {
+        for region in &self.regions {
+            self.turns.push(turn(region).clone().lock_owned().await);
+        }
+    }
+
+    /// Waits for the turns to change the regions.
+    async fn of(regions: Vec<Arc<Shared>>) -> Result<Self, RegionError> {
+        let mut turns = Self::none(regions)?;
+        turns.take(|region| &region.turn).await;
+        Ok(turns)
     }
 
     /// Leaves the regions that are suspended, or that are not.
@@ -241,58 +259,103 @@ impl IntoFuture for Resume {
     }
 }
 
+/// How long a resumption may take.
+struct Limit<'a> {
+    region: &'a Shared,
+    begin: Duration,
+    until: Option<Duration>,
+}
+
+impl Limit<'_> {
+    fn waited(&self) -> Duration {
+        self.region.device.now().saturating_sub(self.begin)
+    }
+
+    /// Waits for turns of regions.
+    ///
+    /// # Errors
+    /// Returns [`RegionError::Busy`] when the time is over.
+    async fn take(&self, turns: &mut Turns, turn: TurnOf) -> Result<(), RegionError> {
+        let taken = turns.take(turn);
+        let Some(until) = self.until else {
+            taken.await;
+            return Ok(());
+        };
+        let now = self.region.device.now();
+        let over = Sleep::after(&self.region.device, until.saturating_sub(now));
+        match select(pin!(taken), over).await {
+            Either::Left(_) => Ok(()),
+            Either::Right(_) => Err(RegionError::Busy {
+                name: self.region.name.clone(),
+                waited: self.waited(),
+            }),
+        }
+    }
+}
+
+/// One resumption of a region waits for memory, and the next one waits for it. A suspension does not: the memory may be that
+/// of a region which it suspends together with this one.
 async fn resume(regions: Vec<Arc<Shared>>, terms: Terms) -> Result<(), RegionError> {
     let Some(any) = regions.first().cloned() else {
         return Ok(());
     };
-    let (device, begin) = (&any.device, any.device.now());
-    let until = end_of(terms, begin);
-    let mut turns = match until {
-        None => Turns::of(regions).await?,
-        Some(until) => {
-            let over = Sleep::after(device, until.saturating_sub(begin));
-            match select(pin!(Turns::of(regions)), over).await {
-                Either::Left((turns, _)) => turns?,
-                Either::Right(_) => {
-                    return Err(RegionError::Busy {
-                        name: any.name.clone(),
-                        waited: device.now().saturating_sub(begin),
-                    });
-                }
-            }
-        }
+    let begin = any.device.now();
+    let limit = Limit {
+        region: &any,
+        begin,
+        until: end_of(terms, begin),
     };
+    let mut resuming = Turns::none(regions)?;
+    limit.take(&mut resuming, |region| &region.resuming).await?;
+    // A suspension that is under way comes first.
+    let mut turns = Turns::none(resuming.regions.clone())?;
+    limit.take(&mut turns, |region| &region.turn).await?;
     turns.retain(true);
-    let Some(first) = turns.regions.first() else {
+    let Some(first) = turns.regions.first().cloned() else {
         return Ok(());
     };
-    let terms = rest_of(terms, device.now().saturating_sub(begin));
+    let terms = rest_of(terms, limit.waited());
     let lacks = turns.regions.iter().flat_map(|region| lacking(region));
     let bytes = lacks.map(|(_, bytes)| bytes).sum();
     let charge = match bytes {
         0 => None,
         _ => {
-            let tag = first
-                .tag
-                .or(terms.tag)
-                .or_else(|| tag_of_all(&turns.regions));
+            let tag = tag_of(&turns.regions)?.or(terms.tag);
+            let tag = tag.or_else(|| tag_of_all(&turns.regions));
             let terms = Terms { tag, ..terms };
-            Some(first.pool.charge_for(bytes).terms(terms).await?)
+            turns.turns.clear();
+            let charge = first.pool.charge_for(bytes).terms(terms).await?;
+            limit.take(&mut turns, |region| &region.turn).await?;
+            Some(charge)
         }
     };
+    let until = limit.until;
     let changes: Vec<_> = turns.regions.iter().map(Shared::begin_change).collect();
     let mapped = map_all(&changes, charge, until).await?;
     if mapped.iter().all(|memory| memory.copies.is_empty()) {
         end_all(&changes, mapped);
         return Ok(());
     }
-    let held = mem::take(&mut turns.turns);
-    to_its_end(first, async move {
+    to_its_end(&first, async move {
         let ended = come_back(&changes, mapped).await;
-        drop((changes, held));
+        drop((changes, turns, resuming));
         ended
     })
     .await
+}
+
+/// Returns the tag that regions are charged to.
+///
+/// # Errors
+/// Returns an error if they have different ones: there is one charge for all.
+fn tag_of(regions: &[Arc<Shared>]) -> Result<Option<Tag>, RegionError> {
+    let first = &regions[0];
+    match regions.iter().find(|region| region.tag != first.tag) {
+        None => Ok(first.tag),
+        Some(other) => Err(RegionError::OtherTag {
+            names: [first, other].map(|region| region.name.clone()),
+        }),
+    }
 }
 
 /// Returns the tag of the terms on which all of the memory that regions lack was allocated, if it is one.

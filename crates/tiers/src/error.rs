@@ -33,6 +33,17 @@ pub enum RegionError {
         /// The region.
         name: Arc<str>,
     },
+    /// Regions that are to be resumed together are charged to different tags.
+    #[error(
+        "the regions {:?} and {:?} have different tags, and what is resumed together is one charge; resume them one after the \
+         other",
+        names[0],
+        names[1]
+    )]
+    OtherTag {
+        /// Two of the regions.
+        names: [Arc<str>; 2],
+    },
     /// The host has no memory for the copies. The region is resident, and nothing is lost.
     #[error(
         "the host has no memory for copies of {}; give the region a larger host tier, or keep less on it",

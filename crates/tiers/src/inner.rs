@@ -32,8 +32,10 @@ pub(crate) struct Shared {
     /// The stream of the copies.
     pub(crate) copies: Stream,
     pub(crate) tag: Option<Tag>,
-    /// Held by the one operation that suspends or resumes.
+    /// Held by the one operation that suspends or resumes, but not while it waits for memory.
     pub(crate) turn: Arc<Turn<()>>,
+    /// Held by the one operation that resumes, from before it waits for memory. Taken before `turn`.
+    pub(crate) resuming: Arc<Turn<()>>,
     pub(crate) state: Mutex<State>,
 }
 

@@ -6,6 +6,7 @@ use crate::copies::Host;
 use crate::error::RegionError;
 use crate::inner::{Shared, State};
 use crate::sleep::Sleep;
+use crate::terms::rest_of;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -154,6 +155,7 @@ impl RegionBuilder {
             copies,
             tag,
             turn: Arc::default(),
+            resuming: Arc::default(),
             state: Mutex::new(state),
         })))
     }
@@ -337,6 +339,7 @@ impl Region {
     /// # Errors
     /// Returns those of [`resume`](Self::resume).
     pub async fn enter_on(&self, terms: Terms) -> Result<Entered, RegionError> {
+        let begin = self.0.device.now();
         loop {
             if let Ok(resident) = self.0.residency.hold() {
                 self.0.state().entered += 1;
@@ -345,7 +348,8 @@ impl Region {
                     _resident: resident,
                 });
             }
-            self.resume().terms(terms).await?;
+            let waited = self.0.device.now().saturating_sub(begin);
+            self.resume().terms(rest_of(terms, waited)).await?;
         }
     }
 
@@ -402,7 +406,8 @@ pub async fn suspend_all(regions: &[&Region]) -> Result<u64, RegionError> {
 }
 
 /// Resumes several regions of one pool as one, with one position in the queue for the memory of all. See
-/// [`Region::resume`].
+/// [`Region::resume`]. If regions have [tags](RegionBuilder::tag), it is the same tag for all that are suspended: otherwise
+/// the result is [`RegionError::OtherTag`].
 pub fn resume_all(regions: &[&Region]) -> Resume {
     Resume::of(inside(regions))
 }

@@ -28,8 +28,6 @@ fn failed_fill_of_an_allocation_loses_no_memory() {
         drop(setup.take(bytes));
         let all = setup.take(64 * MIB);
         assert_eq!(setup.byte_at(all.address(), all.size()), 0);
-        drop(all);
-        setup.assert_sound();
     }
 }
 
@@ -42,17 +40,16 @@ fn failed_fill_uncharges_the_tag() {
     let allocate = || setup.pool.allocate(&setup.stream, MIB).tag(tag);
     setup.device.faults().fail_next(Call::Fill, Other);
     let refused = allocate().try_now().unwrap_err();
-    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    assert_matches!(refused, AllocError::Device(_));
     let block = allocate().try_now().unwrap();
     let held = not_ready(allocate());
     drop(block);
     setup.device.faults().fail_next(Call::Fill, Other);
     let refused = now(held).unwrap_err();
-    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    assert_matches!(refused, AllocError::Device(_));
     drop(now(allocate()).unwrap());
     let statistics = setup.pool.tag(tag).statistics();
     assert_eq!(statistics.used.current, 0);
-    setup.assert_sound();
 }
 
 /// The waiter gets the error, and the next request in the queue gets the memory.
@@ -66,11 +63,9 @@ fn failed_fill_of_a_waiter_admits_the_next_one() {
     drop(all);
     setup.device.faults().fail_next(Call::Fill, Other);
     let refused = setup.finish(first).unwrap_err();
-    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    assert_matches!(refused, AllocError::Device(_));
     let block = setup.finish(second).unwrap();
     assert_eq!(setup.byte_at(block.address(), block.size()), 0);
-    drop(block);
-    setup.assert_sound();
 }
 
 /// A stream takes no fill while it is captured. The memory is granted as it is.
@@ -92,7 +87,6 @@ fn fill_is_skipped_on_a_stream_that_takes_none() {
     assert_eq!(setup.byte_at(address, MIB), 7);
     drop(block);
     assert_eq!(setup.byte_at(address, MIB), POISON);
-    setup.assert_sound();
 }
 
 /// A free has no caller to report to. The memory is freed unfilled, in the order of all its streams.
@@ -114,7 +108,6 @@ fn free_takes_place_when_its_fill_fails() {
             assert!(contents(&setup, &third, &block) == vec![7; 8 << 20]);
             drop(block);
             assert_eq!(setup.byte_at(address, 8 * MIB), POISON);
-            setup.assert_sound();
         }
     }
 }
@@ -135,12 +128,12 @@ fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
         } else {
             drop(waiting);
             let refused = setup.pool.try_allocate(&setup.stream, MIB).unwrap_err();
-            assert!(matches!(&refused, AllocError::Device(error) if error.is_sticky()));
+            assert_matches!(refused, AllocError::Device(error) if error.is_sticky());
             waiting = setup.pool.allocate(&setup.stream, 64 * MIB);
             drop(block);
         }
         let told = now(waiting).unwrap_err();
-        assert!(matches!(&told, AllocError::Device(error) if error.is_sticky()));
+        assert_matches!(told, AllocError::Device(error) if error.is_sticky());
         setup.pool.inspect().check().unwrap();
     }
 }
@@ -166,7 +159,6 @@ fn memory_used_on_unordered_streams_is_not_filled() {
     let address = block.address();
     drop(block);
     assert_eq!(setup.byte_at(address, 2 * MIB), POISON);
-    setup.assert_sound();
 }
 
 /// The memory is the reservation's again, whether it came from the heap or was kept for the stream.
@@ -188,6 +180,5 @@ fn failed_fill_of_a_reserved_block_loses_no_memory() {
         drop((block, reservation));
         let statistics = setup.pool.inspect().statistics();
         assert_eq!(statistics.allocations, statistics.frees);
-        setup.assert_sound();
     }
 }

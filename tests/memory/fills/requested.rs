@@ -42,7 +42,6 @@ fn request_fills_its_block_and_no_other_block() {
         assert_eq!(setup.fills(), 6);
         drop(setup.take(MIB));
         assert_eq!(setup.fills(), 6);
-        setup.assert_sound();
     }
 }
 
@@ -64,7 +63,6 @@ fn waiting_request_fills_what_it_is_granted() {
             assert_full_of(&setup, &block, 0);
         }
         assert_eq!(setup.fills(), 4);
-        setup.assert_sound();
     }
 }
 
@@ -80,10 +78,8 @@ fn request_in_the_scope_of_a_reservation_is_filled() {
         setup.device.faults().fail_next(Call::Fill, Other);
         let request = setup.pool.allocate(&setup.stream, MIB).zeroed();
         let refused = setup.finish(Box::pin(reservation.scope(request)));
-        assert!(matches!(refused, Err(AllocError::Device(_))));
+        assert_matches!(refused, Err(AllocError::Device(_)));
         assert_eq!(reservation.left(), 3 * MIB);
-        drop((block, reservation));
-        setup.assert_sound();
     }
 }
 
@@ -93,7 +89,6 @@ fn request_fills_instead_of_its_pool() {
     let zeros = setup.pool.allocate(&setup.stream, MIB).zeroed();
     assert_full_of(&setup, &zeros.try_now().unwrap(), 0);
     assert_eq!(setup.fills(), 1);
-    setup.assert_sound();
 }
 
 fn poison_on_allocate(builder: PoolBuilder) -> PoolBuilder {
@@ -112,8 +107,6 @@ fn growth_fills_the_added_bytes_alone() {
     let seen = contents(&setup, &setup.stream, &block);
     let (old, new) = seen.split_at(CHUNK as usize);
     assert!(old.iter().all(|byte| *byte == 9) && new.iter().all(|byte| *byte == 0));
-    drop(block);
-    setup.assert_sound();
 }
 
 #[test]
@@ -125,8 +118,6 @@ fn further_stream_comes_after_a_requested_fill() {
         further.record_use(Unordered::UntilFreed(&block)).unwrap();
         write_after(&other, &block, 0, 7); // the fill takes some 13 us
         assert_eq!(setup.byte_at(block.address(), block.size()), 7);
-        drop(block);
-        setup.assert_sound();
     }
 }
 
@@ -141,15 +132,14 @@ fn request_fails_if_its_fill_is_refused_and_loses_nothing() {
                 let request = || setup.pool.allocate(&setup.stream, bytes).tag(tag).zeroed();
                 setup.device.faults().fail_next(Call::Fill, kind);
                 let refused = request().try_now().unwrap_err();
-                assert!(matches!(&refused, AllocError::Device(error) if error.kind() == kind));
+                assert_matches!(refused, AllocError::Device(error) if error.kind() == kind);
                 setup.device.faults().fail_next(Call::Fill, kind);
                 let refused = now(request()).unwrap_err();
-                assert!(matches!(&refused, AllocError::Device(error) if error.kind() == kind));
+                assert_matches!(refused, AllocError::Device(error) if error.kind() == kind);
                 assert_eq!(setup.pool.tag(tag).statistics().used.current, 0);
                 assert_full_of(&setup, &request().try_now().unwrap(), 0);
             }
         }
-        setup.assert_sound();
     }
 }
 
@@ -168,8 +158,6 @@ fn owner_fills_a_block_behind_all_its_earlier_uses() {
         write_after(&setup.work, &block, 5, 7);
         block.zero(&further).unwrap();
         assert_eq!(setup.byte_at(block.address(), MIB), 0);
-        drop(block);
-        setup.assert_sound();
     }
 }
 
@@ -194,8 +182,6 @@ fn buffer_is_filled_with_elements() {
             setup.finish(Box::pin(buffer.read(&setup.stream))),
             Ok(vec![0; 100])
         );
-        drop(buffer);
-        setup.assert_sound();
     }
 }
 
@@ -209,9 +195,7 @@ fn refused_fill_leaves_the_block_as_it_is() {
         assert_eq!(refused, CopyError::Stream(StreamError::ForeignDevice));
         setup.device.faults().fail_next(Call::Fill, Unsupported);
         let refused = block.zero(&setup.stream).unwrap_err();
-        assert!(matches!(&refused, CopyError::Device(error) if error.kind() == Unsupported));
+        assert_matches!(refused, CopyError::Device(error) if error.kind() == Unsupported);
         assert_full_of(&setup, &block, 7);
-        drop(block);
-        setup.assert_sound();
     }
 }

@@ -25,12 +25,9 @@ fn idle_pool_releases_its_memory_and_rests_whatever_it_may_reuse() {
                 .tuning(|tuning| tuning.reuse = reuse)
                 .release_threshold(ReleaseThreshold::Bytes(0))
                 .tuning(|tuning| tuning.lane_bytes = lane_bytes)
-                .build()
-                .unwrap();
+                .made();
             let (work, stream) = stream(&device, &pool);
-            let block = pool.try_allocate(&stream, 4096).unwrap();
-            use_block(&work, &block, us(50_000));
-            drop(block);
+            use_and_free(&pool, (&work, &stream), 4096, us(50_000));
             assert!(comes_to_rest(&device), "{reuse:?}, {lane_bytes}");
             assert_eq!(reserved(&pool), 0, "{reuse:?}, {lane_bytes}");
         }
@@ -40,19 +37,15 @@ fn idle_pool_releases_its_memory_and_rests_whatever_it_may_reuse() {
 /// Maintenance runs on a thread of its own where memory calls block: an idle pool starts none.
 #[test]
 fn idle_pool_sets_no_alarm_while_its_stream_is_at_work() {
-    let device = SimDevice::builder()
+    let device = manual_builder()
         .memory(1 << 30)
-        .clock(Clock::Manual)
         .blocking_memory_calls(true)
         .build();
     let pool = builder(&device, 8 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
-        .build()
-        .unwrap();
+        .made();
     let (work, stream) = stream(&device, &pool);
-    let block = pool.try_allocate(&stream, 4096).unwrap();
-    use_block(&work, &block, us(100 * INTERVAL));
-    drop(block);
+    use_and_free(&pool, (&work, &stream), 4096, us(100 * INTERVAL));
     let alarms = || device.counters().alarms;
     let_pass(&device, 10);
     let before = alarms();
@@ -67,7 +60,7 @@ fn waits_for_ever(threshold: ReleaseThreshold, heuristic: Option<CoalesceHeurist
     if let Some(heuristic) = heuristic {
         builder = builder.tuning(|tuning| tuning.coalesce = Some(heuristic));
     }
-    let pool = builder.build().unwrap();
+    let pool = builder.made();
     let (work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, 4096).unwrap();
     let never_polled = stream.spawn(async {}).unwrap();
@@ -103,8 +96,7 @@ fn maintenance_that_was_put_off_for_a_waiting_request_is_done_once_it_is_gone() 
         let pool = builder(&device, 16 * MIB)
             .release_threshold(ReleaseThreshold::Bytes(0))
             .tuning(|tuning| tuning.lane_bytes = 0)
-            .build()
-            .unwrap();
+            .made();
         let (_work, stream) = stream(&device, &pool);
         let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
         let freed = pool.try_allocate(&stream, 4 * MIB).unwrap();

@@ -12,9 +12,7 @@ mod settings;
 mod unpooled;
 mod upstreams;
 
-use crate::common::{
-    Count, MIB, eventually, manual, now, poll_with, run, stream, streams, us, use_block,
-};
+use crate::common::{Count, MIB, eventually, manual, now, poll_with, run, stream, us, use_block};
 use weirpool::device::sim::SimDevice;
 use weirpool::{Pool, PoolBuilder};
 

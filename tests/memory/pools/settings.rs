@@ -1,6 +1,7 @@
 //! What a pool is built with: growth, alignment, and nonsense.
 
 use super::*;
+use crate::common::{Made, assert_matches, set_up_with, several};
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault};
 use weirpool::{BuildError, Capacity, CoalesceHeuristic, GrowBy, Upstream};
@@ -21,8 +22,7 @@ fn pool_grows_by_the_configured_amount() {
             let (device, builder) = growing(virtual_memory, growth);
             let pool = builder
                 .tuning(|tuning| tuning.initial_size = initial)
-                .build()
-                .unwrap();
+                .made();
             assert_eq!(pool.inspect().statistics().reserved.current, initial);
             let (_work, home) = stream(&device, &pool);
             let take = |bytes: &u64| pool.try_allocate(&home, *bytes).unwrap();
@@ -57,32 +57,26 @@ fn pool_grows_by_the_configured_amount() {
 #[test]
 fn memory_taken_ahead_serves_the_next_request_with_no_call() {
     let (device, builder) = growing(true, GrowBy::AtLeast(16 * MIB));
-    let pool = builder.build().unwrap();
+    let pool = builder.made();
     let (_work, home) = stream(&device, &pool);
-    let first = pool.try_allocate(&home, 3 * MIB).unwrap();
+    let _first = pool.try_allocate(&home, 3 * MIB).unwrap();
     let calls = device.counters().calls(Call::Create);
-    let rest: Vec<_> = (0..13)
-        .map(|_| pool.try_allocate(&home, MIB).unwrap())
-        .collect();
+    let _rest = several(&pool, &home, 13, MIB);
     assert_eq!(device.counters().calls(Call::Create), calls);
-    drop((first, rest));
-    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
 fn growing_ahead_is_a_wish() {
     let (device, builder) = growing(true, GrowBy::AtLeast(16 * MIB));
-    let pool = builder.build().unwrap();
+    let pool = builder.made();
     let (_work, home) = stream(&device, &pool);
     // The first handle is the request's, the third one of those that come on top.
     device
         .faults()
         .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
-    let block = pool.try_allocate(&home, MIB).unwrap();
+    let _block = pool.try_allocate(&home, MIB).unwrap();
     assert_eq!(pool.inspect().statistics().reserved.current, 4 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
-    drop(block);
-    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -93,9 +87,7 @@ fn every_block_has_the_alignment_of_its_pool() {
         let (_work, home) = stream(&device, &pool);
         let step = alignment.max(512);
         for bytes in [1, 700, 5000, 100_000] {
-            let blocks: Vec<_> = (0..4)
-                .map(|_| pool.try_allocate(&home, bytes).unwrap())
-                .collect();
+            let blocks = several(&pool, &home, 4, bytes);
             for block in &blocks {
                 assert!(block.address().is_aligned_to(step) && block.size() % step == 0);
                 assert!(
@@ -112,15 +104,14 @@ fn every_block_has_the_alignment_of_its_pool() {
             );
             assert!(again.address().is_aligned_to(step));
         }
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
 #[test]
 fn one_allocation_may_ask_for_more_than_its_pool() {
-    let device = manual();
-    let pool = crate::common::tuned(&device, 64 * MIB, |tuning| tuning.alignment = 4096);
-    let (_work, home) = stream(&device, &pool);
+    let (_, pool, [(_work, home)]) = set_up_with(|device| {
+        crate::common::tuned(device, 64 * MIB, |tuning| tuning.alignment = 4096)
+    });
     let _shifts = pool.try_allocate(&home, 1).unwrap();
     let block = now(pool.allocate(&home, 1).alignment(1 << 16)).unwrap();
     assert!(block.address().is_aligned_to(1 << 16));
@@ -149,10 +140,7 @@ fn nonsense_is_refused_by_name() {
         GrowBy::Factor(f64::NAN),
     ] {
         let refused = build(&|builder| builder.tuning(|tuning| tuning.growth = growth));
-        assert!(
-            matches!(refused, BuildError::InvalidGrowth { .. }),
-            "{growth:?}"
-        );
+        assert_matches!(refused, BuildError::InvalidGrowth { .. }, "{growth:?}");
     }
     let conflicts: [(&str, &dyn Fn(PoolBuilder) -> PoolBuilder); 4] = [
         ("initial_size", &|builder| {
@@ -179,13 +167,13 @@ fn nonsense_is_refused_by_name() {
 fn capacity_fraction_is_of_the_devices_memory() {
     let device = SimDevice::builder().memory(1 << 30).build();
     let pool = Pool::builder(device.clone()).capacity(Capacity::Fraction(0.5));
-    assert_eq!(pool.build().unwrap().capacity(), 512 * MIB);
+    assert_eq!(pool.made().capacity(), 512 * MIB);
     for fraction in [0.0, -1.0, 1.5, f64::NAN] {
         let refused = Pool::builder(device.clone()).capacity(Capacity::Fraction(fraction));
-        assert!(matches!(
+        assert_matches!(
             refused.build(),
             Err(BuildError::InvalidCapacityFraction { .. })
-        ));
+        );
     }
 }
 
@@ -198,6 +186,6 @@ fn failed_build_gives_its_initial_memory_back() {
     let builder =
         crate::common::builder(&device, 64 * MIB).tuning(|tuning| tuning.initial_size = 32 * MIB);
     let refused = builder.build().unwrap_err();
-    assert!(matches!(refused, BuildError::Device(_)), "{refused}");
+    assert_matches!(refused, BuildError::Device(_));
     assert_eq!(device.counters().physical_in_use, 0);
 }

@@ -1,6 +1,7 @@
 //! The kinds of memory that pools take from their device.
 
 use super::*;
+use crate::common::Made;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -23,10 +24,7 @@ fn each_upstream_takes_its_kind_of_memory() {
         (Upstream::Host, Call::Allocate),
     ] {
         let kind = upstream.kind();
-        let pool = Pool::builder(device.clone())
-            .upstream(upstream)
-            .build()
-            .unwrap();
+        let pool = Pool::builder(device.clone()).upstream(upstream).made();
         assert_eq!(pool.inspect().describe().memory_kind, kind);
         let of_host = matches!(kind, MemoryKind::Pinned | MemoryKind::Host);
         assert_eq!(pool.capacity(), if of_host { 32 * MIB } else { 64 * MIB });
@@ -96,7 +94,7 @@ fn waiter_for_plain_memory_does_not_wake_itself() {
         .clock(Clock::Manual)
         .virtual_memory(false)
         .build();
-    let pool = small(&device).build().unwrap();
+    let pool = small(&device).made();
     let (_work, home) = stream(&device, &pool);
     let all = pool.try_allocate(&home, 8 * MIB).unwrap();
     let (woken, waker) = Count::new();

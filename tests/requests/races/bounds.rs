@@ -35,9 +35,9 @@ fn streams_that_come_and_go_leave_nothing_behind() {
         sim.advance(us(1));
     }
     assert!(
-        pool.inspect().statistics().events_created < 100,
+        figures(&pool).events_created < 100,
         "events {}",
-        pool.inspect().statistics().events_created
+        figures(&pool).events_created
     );
 }
 
@@ -47,9 +47,7 @@ fn events_are_bounded_while_a_request_waits() {
     let sim = manual();
     let pool = host_waits_only(&sim, 64 * MIB);
     let [(wa, a), (_wb, b)] = streams(&sim, &pool);
-    let small: Vec<_> = (0..8000)
-        .map(|_| pool.try_allocate(&a, 512).unwrap())
-        .collect();
+    let small = several(&pool, &a, 8000, 512);
     let big = pool.try_allocate(&a, 32 * MIB).unwrap();
     let _w = not_ready(pool.allocate(&b, 60 * MIB));
     run(&wa, us(1000));
@@ -65,9 +63,7 @@ fn events_are_bounded_after_close() {
     let sim = manual();
     let pool = pool(&sim, 64 * MIB);
     let (wa, a) = stream(&sim, &pool);
-    let small: Vec<_> = (0..8000)
-        .map(|_| pool.try_allocate(&a, 512).unwrap())
-        .collect();
+    let small = several(&pool, &a, 8000, 512);
     pool.close();
     run(&wa, us(1000));
     drop(small);
@@ -79,27 +75,18 @@ fn events_are_bounded_after_close() {
 #[test]
 fn request_larger_than_the_device_fails_at_once() {
     let sim = manual(); // 1 GiB
-    let pool = Pool::builder(sim.clone())
-        .capacity(1 << 40)
-        .build()
-        .unwrap();
+    let pool = Pool::builder(sim.clone()).capacity(1 << 40).made();
     let (_w, a) = stream(&sim, &pool);
     let mut w = pool.allocate(&a, 2 << 30);
     let p = poll(&mut w);
-    assert!(
-        matches!(p, Poll::Ready(Err(AllocError::TooLarge { .. }))),
-        "{p:?}"
-    );
+    assert_matches!(p, Poll::Ready(Err(AllocError::TooLarge { .. })));
 }
 
 /// A capacity that no device has.
 #[test]
 fn a_capacity_without_bound_is_that_of_the_device() {
     let sim = manual();
-    let pool = Pool::builder(sim.clone())
-        .capacity(u64::MAX)
-        .build()
-        .unwrap();
+    let pool = Pool::builder(sim.clone()).capacity(u64::MAX).made();
     assert_eq!(pool.capacity(), 1 << 30);
 }
 
@@ -110,8 +97,7 @@ fn a_handle_over_the_capacity_is_cut_to_steps_of_the_device() {
     let pool = Pool::builder(sim.clone())
         .capacity(5 * MIB)
         .chunk_bytes(16 * MIB)
-        .build()
-        .unwrap();
+        .made();
     // One handle of 4 MiB: a step of the device is 2.
     assert_eq!(pool.capacity(), 4 * MIB);
 }

@@ -192,7 +192,7 @@ fn threads_with_owners_wakers_and_values_that_ask_the_pool() {
                 .clock(Clock::Wall)
                 .checker(Checker::Off)
                 .build();
-            let pool = builder(&device, 8 * MIB).build().unwrap();
+            let pool = builder(&device, 8 * MIB).made();
             let asked = Asked::of(&pool);
             let is_over = AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -270,9 +270,7 @@ fn act(device: &SimDevice, pool: &Pool, asked: &Asked, random: &mut fastrand::Rn
 /// The pool wakes several tasks at once when it is closed, and the device when a point is passed.
 #[test]
 fn waker_that_panics_loses_no_other_wake_up() {
-    let device = manual();
-    let pool = pool(&device, 8 * MIB);
-    let (work, stream) = stream(&device, &pool);
+    let (device, pool, [(work, stream)]) = set_up(8 * MIB);
     pool.tag(tag()).set_limit(Some(MIB));
     let held = pool.allocate(&stream, MIB).tag(tag()).try_now().unwrap();
     let request = || pool.allocate(&stream, MIB).tag(tag());

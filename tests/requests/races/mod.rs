@@ -28,9 +28,9 @@ use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
 use weirpool::*;
 
 /// A device with hooks, and a pool over it.
-fn hooked(capacity: u64) -> (SimDevice, Hooked, Pool) {
+fn hooked(capacity: u64) -> (SimDevice, Hooked, TestPool) {
     let sim = manual();
     let device = Hooked::new(&sim);
-    let pool = builder(&device, capacity).build().unwrap();
+    let pool = builder(&device, capacity).made();
     (sim, device, pool)
 }

@@ -19,7 +19,7 @@ use weirpool::device::sim::SimDevice;
 use weirpool::*;
 
 /// 32 MiB in handles of 2 MiB, of which nothing is kept by lanes.
-fn small(device: &SimDevice) -> Pool {
+fn small(device: &SimDevice) -> TestPool {
     tuned(device, 32 * MIB, |tuning| tuning.lane_bytes = 0)
 }
 

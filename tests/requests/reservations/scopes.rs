@@ -34,15 +34,11 @@ fn a_scope_draws_from_the_reservation() {
     assert_eq!(left(), (3 * MIB, MIB));
     drop((blocks, outside));
     assert_eq!(left(), (8 * MIB, 2 * MIB));
-    drop((reservation, inner));
-    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
 fn guards_of_scopes_are_dropped_in_any_order() {
-    let device = manual();
-    let pool = small(&device);
-    let (_, stream) = stream(&device, &pool);
+    let (_, pool, [(_, stream)]) = set_up_with(small);
     let [outer, inner] = [4, 2].map(|mib| pool.reserve(mib * MIB).try_now().unwrap());
     let mut held = Vec::new();
     let mut left_after_one_more = || {
@@ -93,7 +89,7 @@ fn a_scope_may_end_with_its_thread() {
 }
 
 /// On virtual and on plain memory.
-fn pools() -> [(SimDevice, Pool); 2] {
+fn pools() -> [(SimDevice, TestPool); 2] {
     [true, false].map(|is_virtual| {
         let device = manual_builder().virtual_memory(is_virtual).build();
         let pool = small(&device);
@@ -153,14 +149,10 @@ fn nested_reservation_outlives_the_outer_one() {
         let held = || pool.tag(tag).statistics().used.current;
         assert_eq!((held(), nested.left()), (4 * MIB, 3 * MIB));
         drop(nested);
-        assert_eq!(
-            (held(), pool.inspect().statistics().used.current),
-            (MIB, MIB)
-        );
+        assert_eq!((held(), figures(&pool).used.current), (MIB, MIB));
         drop(block);
         assert_eq!((held(), pool.inspect().statistics().used.current), (0, 0));
         assert_eq!(pool.inspect().statistics().reservations, 0);
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -228,10 +220,7 @@ fn throttled_request_hears_of_memory_to_exchange() {
 #[test]
 fn refused_exchange_does_not_wake_its_request_without_end() {
     for is_virtual in [true, false] {
-        let device = manual_builder()
-            .memory(20 * MIB)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = sized(20 * MIB, is_virtual);
         let pools = [(); 2].map(|()| tuned(&device, 16 * MIB, |tuning| tuning.lane_bytes = 0));
         let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
         let reservation = pools[0].reserve(8 * MIB).try_now().unwrap();
@@ -244,10 +233,7 @@ fn refused_exchange_does_not_wake_its_request_without_end() {
         settle(&mut tasks);
         assert!(tasks[0].is_waiting());
         drop(taken);
-        for _ in 0..10 {
-            device.advance(us(20_000));
-            settle(&mut tasks);
-        }
+        pass(&device, 10, us(20_000), &mut tasks);
         assert!(!tasks[0].is_waiting(), "virtual: {is_virtual}");
     }
 }
@@ -258,9 +244,7 @@ fn refused_exchange_does_not_wake_its_request_without_end() {
 fn evictable_memory_of_a_reservation_serves_its_scope() {
     let tag = Tag::new("reservations: evictable in a scope");
     for is_throttled in [false, true] {
-        let device = manual();
-        let pool = small(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (_, pool, [(_, stream)]) = set_up_with(small);
         let reserve = |bytes| match is_throttled {
             true => pool.reserve(bytes).tag(tag).try_now().unwrap(),
             false => pool.reserve(bytes).try_now().unwrap(),
@@ -300,14 +284,14 @@ fn evictable_memory_of_a_reservation_serves_its_scope() {
         // While the request waits, memory becomes evictable.
         let cached = evictable(4 * MIB);
         let pinned = cached.pin().unwrap();
-        let (woken, waker) = Count::new();
-        let mut waiting = Box::pin(reservation.scope(async { allocate(8 * MIB).await }));
-        assert!(poll_with(&mut waiting, &waker).is_pending());
+        let (mut waiting, woken, waker) = not_ready_counted(Box::pin(
+            reservation.scope(async { allocate(8 * MIB).await }),
+        ));
         let before = woken.get();
         drop(pinned);
         assert!(woken.get() > before, "it is told");
         let served = poll_with(&mut waiting, &waker);
-        assert!(matches!(served, Poll::Ready(Ok(_))));
+        assert_matches!(served, Poll::Ready(Ok(_)));
         assert!(!cached.is_present());
         drop((served, waiting));
 
@@ -319,21 +303,19 @@ fn evictable_memory_of_a_reservation_serves_its_scope() {
         ));
         assert!(refused.is_err() && cached.is_present());
         drop((held, cached, pin, elsewhere, reservation, other, _full));
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
 /// A request that waited, and was served by its reservation in the end, counts as served.
 #[test]
 fn request_served_late_by_its_reservation_counts_as_served() {
-    let device = manual();
-    let pool = small(&device);
-    let (_, stream) = stream(&device, &pool);
+    let (device, pool, [(_, stream)]) = set_up_with(small);
     let reservation = pool.reserve(8 * MIB).try_now().unwrap();
     let held = reservation.allocate(&stream, 8 * MIB).unwrap();
     let _full = pool.try_allocate(&stream, 24 * MIB).unwrap();
-    let mut waiting = Box::pin(reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }));
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(Box::pin(
+        reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }),
+    ));
     device.advance(us(100));
     drop(held);
     let served = now(waiting).unwrap();
@@ -370,6 +352,26 @@ fn request_served_late_by_its_reservation_charges_its_tag_once() {
     }
 }
 
+/// The request behind one that takes memory of a reservation, and leaves the queue, is served.
+#[test]
+fn request_behind_one_that_draws_is_served() {
+    let (_, pool, [(_, stream)]) = set_up_with(small);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let held = reservation.allocate(&stream, 8 * MIB).unwrap();
+    let _full = pool.try_allocate(&stream, 22 * MIB).unwrap();
+    let mut drawing = Box::pin(reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }));
+    assert!(poll(&mut drawing).is_pending());
+    let mut behind = Woken::new(pool.allocate_owned(&stream, 2 * MIB));
+    behind.poll();
+    assert!(behind.is_waiting());
+    drop(held);
+    let drawn = now(drawing).unwrap();
+    assert!(behind.is_woken());
+    behind.poll();
+    assert!(matches!(behind.output, Some(Ok(_))));
+    drop((drawn, behind));
+}
+
 /// A request that fails as it draws from its reservation was not served, and its tag gets its bytes back.
 #[test]
 fn request_that_fails_to_draw_counts_as_failed() {
@@ -404,8 +406,8 @@ fn request_polled_late_is_served_by_its_reservation() {
         let device = manual();
         let builder = builder(&device, 16 * MIB);
         let pool = match fails_deadlocks {
-            true => builder.fail_deadlocks_after(us(100)).build().unwrap(),
-            false => builder.build().unwrap(),
+            true => builder.fail_deadlocks_after(us(100)).made(),
+            false => builder.made(),
         };
         let (_, stream) = stream(&device, &pool);
         let reservation = pool.reserve(8 * MIB).try_now().unwrap();
@@ -424,7 +426,7 @@ fn request_polled_late_is_served_by_its_reservation() {
             device.advance(us(1000));
         }
         waiting.poll();
-        assert!(matches!(waiting.output, Some(Ok(_))));
+        assert_matches!(waiting.output, Some(Ok(_)));
     }
 }
 
@@ -433,9 +435,8 @@ fn request_polled_late_is_served_by_its_reservation() {
 fn request_in_a_scope_is_told_of_the_end_of_a_capture() {
     let tag = Tag::new("reservations: capture");
     for (is_behind, is_throttled) in [(false, false), (true, false), (false, true)] {
-        let device = manual();
-        let pool = builder(&device, 16 * MIB).build().unwrap();
-        let [(_, captured), (_, other)] = streams(&device, &pool);
+        let (_, pool, [(_, captured), (_, other)]) =
+            set_up_with(|device| builder(device, 16 * MIB));
         if is_throttled {
             pool.tag(tag).set_limit(Some(8 * MIB));
         }

@@ -15,7 +15,7 @@ type Subject<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 /// A pool with cached, used and free memory.
 struct World {
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     work: SimStream,
     stream: Stream,
     other: Stream,
@@ -44,7 +44,7 @@ impl World {
         let device = manual();
         let cache = Arc::new(Mutex::new(Vec::new()));
         let hook = Evict(Arc::downgrade(&cache), device.clone());
-        let pool = base(&device).build().unwrap();
+        let pool = base(&device).made();
         let (work, stream) = stream(&device, &pool);
         let other = pool.create_stream().unwrap();
         cache
@@ -269,7 +269,7 @@ impl PressureHook for Never {
 #[test]
 fn forgotten_request_does_not_keep_the_pool_alive() {
     let device = manual();
-    let pool = base(&device).build().unwrap();
+    let pool = base(&device).made();
     let pressure = Pressure::new(Never);
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("dropped: forgotten");

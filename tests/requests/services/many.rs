@@ -52,7 +52,7 @@ impl Plan {
 #[test]
 fn ten_thousand_wait_on_64_streams() {
     let device = SimDevice::builder().memory(1 << 30).seed(1).build();
-    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let pool = builder(&device, 64 * MIB).made();
     let streams: Vec<_> = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
     let streams: Rc<[_]> = streams.into();
     let counts = Rc::new(Counts::default());
@@ -75,7 +75,7 @@ fn ten_thousand_wait_on_64_streams() {
                             add(&counts.served);
                         }
                         Either::Left((Err(error), _)) => {
-                            assert!(matches!(error, AllocError::TimedOut { .. }), "{error}");
+                            assert_matches!(error, AllocError::TimedOut { .. });
                             add(&counts.late);
                         }
                         Either::Right(_) => add(&counts.cancelled),
@@ -126,10 +126,7 @@ fn many_waiting(
 ) {
     let device = manual();
     let pool = builder(&device, 8 * MIB).tuning(|tuning| tuning.reuse = only_host_waits());
-    let pool = pool
-        .tuning(|tuning| tuning.overtaking = overtaking)
-        .build()
-        .unwrap();
+    let pool = pool.tuning(|tuning| tuning.overtaking = overtaking).made();
     let (_, stream) = stream(&device, &pool);
     let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let (woken, waker) = Count::new();
@@ -143,7 +140,6 @@ fn many_waiting(
     check(&mut waiters, &woken);
     drop((waiters, half));
     assert_eq!(waiting(&pool), 0);
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that gives up behind the head wakes no other. The head wakes the next request that can be served.
@@ -169,25 +165,19 @@ fn request_that_gives_up_wakes_only_the_next_head() {
 /// Where overtaking is allowed, each of the requests that are looked at may stand in the way of others.
 #[test]
 fn request_that_gives_up_in_front_lets_others_overtake() {
-    let overtaking = Overtaking {
-        times: 1,
-        bytes: 8 * MIB,
-    };
+    let overtaking = overtaking(1, 8 * MIB);
     many_waiting(overtaking, 8 * MIB, |waiters, woken| {
         drop(waiters.pop_back());
         drop(waiters.remove(10));
         assert_eq!(woken.get(), 0);
     });
-    let device = manual();
-    let pool = tuned(&device, 8 * MIB, |tuning| tuning.overtaking = overtaking);
-    let (_, stream) = stream(&device, &pool);
+    let (_, pool, [(_, stream)]) =
+        set_up_with(|device| tuned(device, 8 * MIB, |tuning| tuning.overtaking = overtaking));
     let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let passed = not_ready(pool.allocate(&stream, 8 * MIB));
     let small = now(pool.allocate(&stream, MIB)).unwrap();
     let mut head = not_ready(pool.allocate(&stream, 8 * MIB).priority(1));
-    let (woken, waker) = Count::new();
-    let mut behind = pool.allocate(&stream, MIB);
-    assert!(poll_with(&mut behind, &waker).is_pending());
+    let (mut behind, woken, _) = not_ready_counted(pool.allocate(&stream, MIB));
     drop(passed);
     assert_eq!(woken.get(), 1, "the head may still be passed");
     assert!(poll(&mut behind).is_ready() && poll(&mut head).is_pending());

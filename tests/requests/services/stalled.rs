@@ -18,8 +18,8 @@ macro_rules! stalled {
 }
 
 /// A pool without free memory, with its blocks of 1 MiB each.
-fn full(device: &SimDevice) -> (Pool, Stream, Vec<Block>) {
-    let pool = base(device).build().unwrap();
+fn full(device: &SimDevice) -> (TestPool, Stream, Vec<Block>) {
+    let pool = base(device).made();
     let (_, stream) = stream(device, &pool);
     let all = std::iter::from_fn(|| pool.try_allocate(&stream, MIB).ok()).collect();
     (pool, stream, all)
@@ -40,7 +40,6 @@ fn stall_is_told_once() {
         blocks.clear();
         assert!(poll(&mut request).is_ready());
         assert_eq!(stalled!(request), None);
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -104,9 +103,7 @@ fn request_behind_the_head_stalls_when_it_becomes_the_head() {
     let (pool, stream, _blocks) = full(&device);
     let mut first = not_ready(pool.allocate(&stream, 2 * MIB));
     assert!(stalled!(first).is_some());
-    let (woken, waker) = Count::new();
-    let mut second = pool.allocate(&stream, MIB);
-    assert!(poll_with(&mut second, &waker).is_pending());
+    let (mut second, woken, waker) = not_ready_counted(pool.allocate(&stream, MIB));
     assert_eq!((stalled!(second, &waker), woken.get()), (None, 0));
     drop(first);
     assert_eq!(woken.take(), 1);
@@ -168,7 +165,7 @@ fn poll_for_a_stall_answers_a_notification() {
 fn first_request_at_a_limit_stalls_and_then_the_next() {
     let device = manual();
     let tag = Tag::new("stalled: a tenant");
-    let pool = base(&device).build().unwrap();
+    let pool = base(&device).made();
     let (_, stream) = stream(&device, &pool);
     pool.tag(tag).set_limit(Some(2 * MIB));
     let held = pool.allocate(&stream, 2 * MIB).tag(tag).try_now().unwrap();
@@ -177,9 +174,7 @@ fn first_request_at_a_limit_stalls_and_then_the_next() {
     let of = shortfall.tag.unwrap();
     assert_eq!((of.used, of.limit), (2 * MIB, 2 * MIB));
     assert_eq!(stalled!(first), None);
-    let (woken, waker) = Count::new();
-    let mut second = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll_with(&mut second, &waker).is_pending());
+    let (mut second, woken, waker) = not_ready_counted(pool.allocate(&stream, MIB).tag(tag));
     assert_eq!((stalled!(second, &waker), woken.get()), (None, 0));
     drop(first);
     assert_eq!(woken.take(), 1);
@@ -201,7 +196,7 @@ fn first_request_at_a_limit_stalls_and_then_the_next() {
 fn request_at_a_limit_stalls_when_the_first_is_let_in() {
     let device = manual();
     let tag = Tag::new("stalled: another tenant");
-    let pool = base(&device).build().unwrap();
+    let pool = base(&device).made();
     let (_, stream) = stream(&device, &pool);
     pool.tag(tag).set_limit(Some(2 * MIB));
     let mut held = std::array::from_fn::<_, 2, _>(|_| {
@@ -222,9 +217,7 @@ fn request_at_a_limit_stalls_when_the_first_is_let_in() {
 /// Tenants are throttled apart: each has a first request.
 #[test]
 fn first_request_of_each_tag_stalls() {
-    let device = manual();
-    let pool = base(&device).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (_, pool, [(_, stream)]) = set_up_with(base);
     let tags = ["stalled: one", "stalled: two"].map(Tag::new);
     let mut requests = tags.map(|tag| {
         pool.tag(tag).set_limit(Some(MIB));
@@ -269,9 +262,7 @@ fn request_behind_a_dead_task_stalls() {
     let mut first = pool.allocate(&stream, 4 * MIB);
     assert!(poll_with(&mut first, &dead).is_pending());
     std::mem::forget(first);
-    let (woken, waker) = Count::new();
-    let mut second = pool.allocate(&stream, 3 * MIB);
-    assert!(poll_with(&mut second, &waker).is_pending());
+    let (mut second, woken, waker) = not_ready_counted(pool.allocate(&stream, 3 * MIB));
     assert_eq!(stalled!(second, &waker), None);
     blocks.pop(); // wakes the first
     let mut told = None;
@@ -289,7 +280,7 @@ fn request_behind_a_dead_task_stalls() {
 #[test]
 fn growth_on_a_thread_comes_before_the_stall() {
     let device = manual_builder().blocking_memory_calls(true).build();
-    let pool = builder(&device, 8 * CHUNK).build().unwrap();
+    let pool = builder(&device, 8 * CHUNK).made();
     let (_, stream) = stream(&device, &pool);
     let (woken, waker) = Count::new();
     let mut request = pool.allocate(&stream, 8 * CHUNK);
@@ -317,8 +308,5 @@ fn closed_pool_tells_no_stall() {
     assert!(poll(&mut request).is_pending());
     pool.close();
     assert_eq!(stalled!(request), None);
-    assert!(matches!(
-        poll(&mut request),
-        Poll::Ready(Err(AllocError::Closed))
-    ));
+    assert_matches!(poll(&mut request), Poll::Ready(Err(AllocError::Closed)));
 }

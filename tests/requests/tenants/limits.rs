@@ -6,8 +6,8 @@ use std::task::Poll;
 use weirpool::device::sim::{Checker, SimDevice};
 
 /// A pool in which a tag has a limit, and a stream.
-fn limited(device: &SimDevice, capacity: u64, (tag, limit): (Tag, u64)) -> (Pool, Stream) {
-    let pool = builder(device, capacity).build().unwrap();
+fn limited(device: &SimDevice, capacity: u64, (tag, limit): (Tag, u64)) -> (TestPool, Stream) {
+    let pool = builder(device, capacity).made();
     pool.tag(tag).set_limit(Some(limit));
     let (_, stream) = stream(device, &pool);
     (pool, stream)
@@ -34,9 +34,9 @@ fn limit_refuses_requests_that_do_not_wait() {
     assert_eq!(refused.unwrap_err(), expected);
     assert!(expected.to_string().contains("refuses: 0"), "{expected}");
     let never = pool.allocate(&stream, 9 * MIB).tag(guest).try_now();
-    assert!(matches!(never, Err(AllocError::OverLimit { .. })));
+    assert_matches!(never, Err(AllocError::OverLimit { .. }));
     let never = now(pool.allocate(&stream, 9 * MIB).tag(guest));
-    assert!(matches!(never, Err(AllocError::OverLimit { .. })));
+    assert_matches!(never, Err(AllocError::OverLimit { .. }));
     let _others = [Some(host), None].map(|tag| {
         let allocate = pool.allocate(&stream, 9 * MIB);
         let allocate = tag.into_iter().fold(allocate, Allocate::tag);
@@ -74,13 +74,11 @@ fn small_request_of_higher_priority_does_not_wait_at_the_limit() {
     assert_eq!(used(&pool, guest), 7 * MIB);
     assert!(poll(&mut large).is_pending() && poll(&mut behind).is_pending());
     drop((held, small));
-    let [Poll::Ready(Ok(large)), Poll::Ready(Ok(behind))] = [poll(&mut large), poll(&mut behind)]
+    let [Poll::Ready(Ok(_large)), Poll::Ready(Ok(_behind))] = [poll(&mut large), poll(&mut behind)]
     else {
         panic!("both are within the limit");
     };
     assert_eq!(used(&pool, guest), 5 * MIB);
-    drop((large, behind));
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that waits for the limit of its tag delays no other, and enters the queue when its tag frees memory.
@@ -91,24 +89,19 @@ fn throttled_request_delays_no_other() {
     let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
     let allocate = |tag, bytes| pool.allocate(&stream, bytes).tag(tag);
     let first = allocate(guest, 8 * MIB).try_now().unwrap();
-    let (woken, waker) = Count::new();
-    let mut held = allocate(guest, 4 * MIB);
-    assert!(poll_with(&mut held, &waker).is_pending());
+    let (mut held, woken, _waker) = not_ready_counted(allocate(guest, 4 * MIB));
     assert_eq!(pool.tag(guest).statistics().waits.waiting, 1);
     drop(pool.try_allocate(&stream, MIB).expect("the gate is open"));
     drop(now(allocate(host, MIB)).unwrap());
     assert_eq!(woken.get(), 0);
     drop(first);
     assert!(woken.get() > 0, "the free lets it in");
-    let Poll::Ready(Ok(block)) = poll_with(&mut held, &waker) else {
-        panic!("there is memory, and the limit allows it");
-    };
+    let block = now(&mut held).expect("there is memory, and the limit allows it");
     assert_eq!(used(&pool, guest), 4 * MIB);
     let waits = pool.tag(guest).statistics().waits;
     assert_eq!((waits.waiting, waits.served), (0, 1));
     drop(block);
     assert_eq!(used(&pool, guest), 0);
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// A throttled request is not polled again before it is let in. It is woken then, although the last change came when no
@@ -159,9 +152,7 @@ fn every_free_of_a_tag_lets_a_throttled_request_in() {
                 drop(allocate().try_now().unwrap());
             }
             let block = allocate().try_now().unwrap();
-            let (woken, waker) = Count::new();
-            let mut throttled = allocate();
-            assert!(poll_with(&mut throttled, &waker).is_pending());
+            let (throttled, woken, _) = not_ready_counted(allocate());
             free(block, &other);
             assert!(
                 woken.get() > 0,
@@ -169,7 +160,6 @@ fn every_free_of_a_tag_lets_a_throttled_request_in() {
             );
             drop(now(throttled).unwrap());
             assert_eq!(used(&pool, guest), 0);
-            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -189,7 +179,7 @@ fn requests_of_a_tag_enter_in_arrival_order() {
     drop(blocks.next());
     assert!(poll(&mut small).is_pending(), "the larger one came first");
     let refused = allocate(512).try_now().unwrap_err();
-    assert!(matches!(refused, AllocError::LimitReached { .. }));
+    assert_matches!(refused, AllocError::LimitReached { .. });
     drop((blocks.next(), blocks.next()));
     let large = now(large).unwrap();
     assert!(poll(&mut small).is_pending());
@@ -233,7 +223,6 @@ fn request_that_is_let_in_keeps_its_queue_position() {
     assert!(poll(&mut later).is_pending());
     drop(held);
     drop(now(later).unwrap());
-    pool.inspect().check_conserved().unwrap();
 }
 
 /// A future is dropped in the quota queue, in the fair queue, or after the grant: its tag is charged nothing in the
@@ -275,9 +264,7 @@ fn timeout_at_a_limit_names_the_limit() {
     let (pool, stream) = limited(&device, 64 * MIB, (guest, 4 * MIB));
     let allocate = || pool.allocate(&stream, 4 * MIB).tag(guest);
     let block = allocate().try_now().unwrap();
-    let (woken, waker) = Count::new();
-    let mut waiting = allocate().timeout(us(100));
-    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let (waiting, woken, _) = not_ready_counted(allocate().timeout(us(100)));
     device.advance(us(100));
     assert_eq!(woken.get(), 1);
     let Err(AllocError::TimedOut {
@@ -324,9 +311,7 @@ fn throttled_requests_fail_when_the_pool_ends() {
         let tag = Tag::new(&format!("end {number}"));
         let (pool, stream) = limited(&device, 64 * MIB, (tag, 4 * MIB));
         let block = pool.allocate(&stream, 4 * MIB).tag(tag).try_now().unwrap();
-        let (woken, waker) = Count::new();
-        let mut held = pool.allocate(&stream, 4 * MIB).tag(tag);
-        assert!(poll_with(&mut held, &waker).is_pending());
+        let (mut held, woken, waker) = not_ready_counted(pool.allocate(&stream, 4 * MIB).tag(tag));
         end(&pool, &device, tag);
         if number == 1 {
             // The pool is told when it next calls the device.
@@ -354,9 +339,7 @@ fn limits_change_at_run_time() {
     let blocks = [0; 4].map(|_| allocate(4 * MIB).try_now().unwrap());
     pool.tag(guest).set_limit(Some(8 * MIB));
     assert_eq!(pool.tag(guest).statistics().limit, Some(8 * MIB));
-    let (woken, waker) = Count::new();
-    let mut waiting = allocate(4 * MIB);
-    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let (mut waiting, woken, waker) = not_ready_counted(allocate(4 * MIB));
     let mut blocks = blocks.into_iter();
     drop((blocks.next(), blocks.next()));
     assert!(
@@ -368,10 +351,7 @@ fn limits_change_at_run_time() {
     assert!(woken.get() > before);
     let block = now(waiting).unwrap();
     let mut more = allocate(16 << 20);
-    assert!(matches!(
-        now(allocate(13 << 20)),
-        Err(AllocError::OverLimit { .. })
-    ));
+    assert_matches!(now(allocate(13 << 20)), Err(AllocError::OverLimit { .. }));
     pool.tag(guest).set_limit(Some(16 << 20));
     assert!(poll(&mut more).is_pending());
     pool.tag(guest).set_limit(None);
@@ -386,7 +366,7 @@ fn threads_stay_within_the_limit_together() {
     const LIMIT: u64 = 6 * MIB;
     let device = SimDevice::new();
     let [guest] = tags("threads");
-    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let pool = builder(&device, 64 * MIB).made();
     pool.tag(guest).set_limit(Some(LIMIT));
     let (held, most) = (AtomicU64::new(0), AtomicU64::new(0));
     let all = std::sync::Barrier::new(4);
@@ -400,7 +380,7 @@ fn threads_stay_within_the_limit_together() {
                 let share = share.try_now().unwrap();
                 all.wait();
                 let refused = pool.allocate(&stream, 1).tag(guest).try_now();
-                assert!(matches!(refused, Err(AllocError::LimitReached { .. })));
+                assert_matches!(refused, Err(AllocError::LimitReached { .. }));
                 all.wait();
                 drop(share);
                 for _ in 0..2000 {
@@ -438,8 +418,7 @@ fn unpooled_blocks_are_charged_in_device_steps() {
     let [guest] = tags("unpooled");
     let pool = Pool::builder(device.clone())
         .upstream(Upstream::Unpooled)
-        .build()
-        .unwrap();
+        .made();
     pool.tag(guest).set_limit(Some(4 * MIB));
     let (_, stream) = stream(&device, &pool);
     let blocks = [0; 2].map(|_| pool.allocate(&stream, MIB).tag(guest).try_now().unwrap());
@@ -485,11 +464,7 @@ fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
                 drop(held);
                 // Serves the queue.
                 drop(now(pool.reserve(MIB)).unwrap());
-                assert_eq!(
-                    pool.inspect().statistics().live_blocks,
-                    0,
-                    "granted, and not taken"
-                );
+                assert_eq!(figures(&pool).live_blocks, 0, "granted, and not taken");
                 assert_eq!(pool.inspect().statistics().used.current, 3 * MIB);
                 pool.tag(guest).set_limit(Some(MIB));
             }
@@ -498,10 +473,8 @@ fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
         let waker = std::task::Waker::from(std::sync::Arc::new(waker));
         assert!(poll_with(&mut waiting, &waker).is_pending());
         drop(waker);
-        let Poll::Ready(Err(refused)) = poll(&mut waiting) else {
-            panic!("the request exceeds the limit");
-        };
-        assert!(matches!(refused, AllocError::OverLimit { .. }), "{refused}");
+        let refused = now(&mut waiting).expect_err("the request exceeds the limit");
+        assert_matches!(refused, AllocError::OverLimit { .. });
         assert_eq!(used(&pool, guest), 0);
         pool.inspect().check_conserved().unwrap();
         assert_eq!(now(pool.drain()), Ok(()));
@@ -517,7 +490,7 @@ fn request_behind_a_failed_first_is_served() {
         let device = manual();
         let [guest] = tags("behind a failed first");
         let pool = builder(&device, 64 * MIB).fail_deadlocks_after(GRACE);
-        let pool = pool.build().unwrap();
+        let pool = pool.made();
         pool.tag(guest).set_limit(Some(8 * MIB));
         let (_, stream) = stream(&device, &pool);
         let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
@@ -531,7 +504,7 @@ fn request_behind_a_failed_first_is_served() {
                 settle(&mut first);
             }
         }
-        assert!(matches!(second[0].output, Some(Ok(_))), "dead: {is_dead}");
+        assert_matches!(second[0].output, Some(Ok(_)), "dead: {is_dead}");
     }
 }
 
@@ -554,12 +527,10 @@ fn request_behind_one_that_can_never_be_served_is_served() {
         }
         settle(&mut second);
         assert!(!second[0].is_waiting(), "limit: {is_limit}");
-        let Poll::Ready(Err(error)) = poll(&mut first) else {
-            panic!("it can never be served");
-        };
+        let error = now(&mut first).expect_err("it can never be served");
         match is_limit {
-            true => assert!(matches!(error, AllocError::OverLimit { .. }), "{error}"),
-            false => assert!(matches!(error, AllocError::TooLarge { .. }), "{error}"),
+            true => assert_matches!(error, AllocError::OverLimit { .. }),
+            false => assert_matches!(error, AllocError::TooLarge { .. }),
         }
         drop(first);
         assert_eq!(used(&pool, guest), 5 * MIB);
@@ -582,5 +553,4 @@ fn failed_request_gives_its_bytes_back_before_its_task_knows() {
     assert_eq!(used(&pool, guest), 4 * MIB);
     drop((dead, second, other));
     assert_eq!(used(&pool, guest), 0);
-    pool.inspect().check_conserved().unwrap();
 }

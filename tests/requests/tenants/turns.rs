@@ -84,7 +84,7 @@ fn tenants_get_memory_by_weight() {
 fn idle_flow_saves_no_turns() {
     let device = manual();
     let [late, steady] = tags("saved up");
-    let pool = builder(&device, 2 * MIB).build().unwrap();
+    let pool = builder(&device, 2 * MIB).made();
     pool.tag(steady).set_weight(1);
     pool.tag(late).set_weight(1);
     let (_, stream) = stream(&device, &pool);

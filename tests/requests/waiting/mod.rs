@@ -19,7 +19,7 @@ use weirpool::device::sim::SimDevice;
 use weirpool::*;
 
 /// A pool with a block that takes all of it, on a stream of its own.
-fn full(device: &SimDevice) -> (Pool, weirpool::device::sim::SimStream, Stream, Block) {
+fn full(device: &SimDevice) -> (TestPool, weirpool::device::sim::SimStream, Stream, Block) {
     let pool = tuned(device, 8 * MIB, |tuning| tuning.reuse = only_host_waits());
     let (work, stream) = stream(device, &pool);
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();

@@ -11,7 +11,7 @@ use std::future::Future;
 use std::pin::Pin;
 use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::Unsupported;
-use weirpool::device::sim::{Call, Clock, SimStream};
+use weirpool::device::sim::{Call, SimStream};
 use weirpool::device::{Device, MemoryKind};
 
 const ALL: u64 = 16 * MIB;
@@ -130,7 +130,7 @@ struct World {
     settings: Settings,
     random: fastrand::Rng,
     device: SimDevice,
-    pools: Vec<Pool>,
+    pools: Vec<TestPool>,
     capacities: Vec<u64>,
     /// The streams of each pool.
     streams: Vec<Vec<(SimStream, Stream)>>,
@@ -155,11 +155,7 @@ struct World {
 impl World {
     fn new(settings: Settings) -> Self {
         let is_scarce = settings.two_pools || settings.is_shared;
-        let device = SimDevice::builder()
-            .memory(if is_scarce { 20 } else { 64 } * MIB)
-            .clock(Clock::Manual)
-            .virtual_memory(settings.is_virtual)
-            .build();
+        let device = sized(if is_scarce { 20 } else { 64 } * MIB, settings.is_virtual);
         let pool = || {
             let mut builder = settings
                 .tune(builder(&device, ALL).tuning(|tuning| tuning.when_short = settings.order));
@@ -167,14 +163,9 @@ impl World {
                 builder = builder.tuning(|tuning| tuning.reuse = only_host_waits());
             }
             if settings.overtaking {
-                builder = builder.tuning(|tuning| {
-                    tuning.overtaking = Overtaking {
-                        times: 2,
-                        bytes: ALL,
-                    }
-                });
+                builder = builder.tuning(|tuning| tuning.overtaking = overtaking(2, ALL));
             }
-            let pool = builder.build().unwrap();
+            let pool = builder.made();
             if settings.limited {
                 pool.tag(Tag::new(TAG)).set_limit(Some(8 * MIB));
             }
@@ -195,7 +186,7 @@ impl World {
         };
         Self {
             random: fastrand::Rng::with_seed(settings.seed),
-            streams: pools.iter().map(of_pool).collect(),
+            streams: pools.iter().map(|pool| of_pool(pool)).collect(),
             _idle: idle.collect(),
             blocks: Vec::new(),
             reservations: Vec::new(),
@@ -204,7 +195,7 @@ impl World {
             pins: Vec::new(),
             tasks: Vec::new(),
             dead: Vec::new(),
-            reclaimers: with_reclaimer.iter().map(reclaimer).collect(),
+            reclaimers: with_reclaimer.iter().map(|pool| reclaimer(pool)).collect(),
             drains: Vec::new(),
             dead_drains: Vec::new(),
             settings,

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::device::sim::{Call, Clock, Fault, Operation};
+use weirpool::device::sim::{Call, Fault, Operation};
 
-fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
+fn host_waits(device: &SimDevice, capacity: u64) -> TestPool {
     let pool = builder(device, capacity).tuning(|tuning| tuning.reuse = only_host_waits());
-    pool.build().unwrap()
+    pool.made()
 }
 
 /// Longer than a notification may be unanswered.
@@ -23,10 +23,7 @@ const UNANSWERED: Duration = us(3000);
 #[test]
 fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
     for device in devices() {
-        let overtaking = Overtaking {
-            times: 1,
-            bytes: 4 * MIB,
-        };
+        let overtaking = overtaking(1, 4 * MIB);
         let pool = tuned(&device, 4 * MIB, |tuning| tuning.overtaking = overtaking);
         let (_, a) = stream(&device, &pool);
         let held = pool.try_allocate(&a, MIB).unwrap();
@@ -39,18 +36,13 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
         let before = device.counters().device_calls;
         settle(&mut tasks);
         // The grace of a deadlock, and long after it.
-        for _ in 0..100 {
-            device.advance(us(1000));
-            settle(&mut tasks);
-        }
+        pass(&device, 100, us(1000), &mut tasks);
         let calls = device.counters().device_calls - before;
         assert!(calls < 1000, "{calls} device calls for nothing");
         assert!(tasks.iter().all(Woken::is_waiting));
         drop(held);
         settle(&mut tasks);
         assert!(tasks.iter().all(|task| task.output == Some(Ok(()))));
-        drop(tasks);
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -58,20 +50,17 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
 #[test]
 fn users_ordering_wakes_no_request_on_another_stream() {
     for device in devices() {
-        let pool = builder(&device, 4 * MIB).build().unwrap();
+        let pool = builder(&device, 4 * MIB).made();
         let [(work, a), (_, b), (_, c)] = streams(&device, &pool);
         let held = pool.try_allocate(&a, 4 * MIB).unwrap();
         drop(not_ready(pool.allocate(&b, MIB)));
-        let (woken, waker) = Count::new();
-        let mut waiting = pool.allocate(&c, MIB);
-        assert!(poll_with(&mut waiting, &waker).is_pending());
+        let (waiting, woken, _) = not_ready_counted(pool.allocate(&c, MIB));
         work.submit(Operation::new(us(10)));
         let before = woken.get();
         b.wait(&a.event().unwrap()).unwrap();
         assert_eq!(woken.get(), before);
         drop((held, waiting));
         device.advance(us(10));
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -119,10 +108,7 @@ fn seal_wakes_a_request_on_another_stream() {
 fn record_that_fails_again_and_again_is_tried_again() {
     for device in devices() {
         free_with_failing_records(&device, &[1, 2, 3, 4, 5], |_, tasks| {
-            for _ in 0..100 {
-                device.advance(us(50_000));
-                settle(tasks);
-            }
+            pass(&device, 100, us(50_000), tasks);
             assert!(!tasks[0].is_waiting(), "the memory stayed pending");
             assert!(tasks[0].polls < 50, "{} polls", tasks[0].polls);
         });
@@ -134,9 +120,7 @@ fn users_ordering_wakes_a_request_on_that_stream() {
     for device in devices() {
         let pool = host_waits(&device, 8 * MIB);
         let [(work, a), (_, b), (_, c)] = streams(&device, &pool);
-        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-        use_block(&work, &block, us(1000));
-        drop(block);
+        use_and_free(&pool, (&work, &a), 8 * MIB, us(1000));
         let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
         settle(&mut tasks);
         let event = a.event().unwrap();
@@ -185,31 +169,24 @@ fn memory_that_returns_to_a_reservation_wakes_a_task_in_its_scope() {
 fn time_at_which_a_device_side_wait_is_allowed_wakes_a_request() {
     for device in devices() {
         let pool = builder(&device, 8 * MIB).sealing(Sealing::EveryFree);
-        let pool = pool.build().unwrap();
+        let pool = pool.made();
         let [(fast, a), (slow, b)] = streams(&device, &pool);
         // The paces of the streams become known: 0.1 ms, and 1 ms.
         for _ in 0..8 {
             for (work, stream, duration) in [(&fast, &a, 100), (&slow, &b, 1000)] {
-                let block = pool.try_allocate(stream, MIB).unwrap();
-                use_block(work, &block, us(duration));
-                drop(block);
+                use_and_free(&pool, (work, stream), MIB, us(duration));
                 device.advance(us(duration));
                 pool.maintain().reap().unwrap();
             }
         }
         let _ = pool.trim_to(0).unwrap();
-        let block = pool.try_allocate(&b, 8 * MIB).unwrap();
-        use_block(&slow, &block, us(1000));
-        drop(block);
+        use_and_free(&pool, (&slow, &b), 8 * MIB, us(1000));
         run(&fast, us(5000));
         let _point = a.event().unwrap();
         let mut tasks = [Woken::new(pool.allocate(&a, 8 * MIB))];
         settle(&mut tasks);
         assert!(tasks[0].is_waiting(), "the wait would be long");
-        for _ in 0..99 {
-            device.advance(us(10));
-            settle(&mut tasks);
-        }
+        pass(&device, 99, us(10), &mut tasks);
         assert!(!tasks[0].is_waiting(), "no time woke it");
         let block = tasks[0].output.take().unwrap().unwrap();
         assert_eq!(block.source(), Source::DeviceWait);
@@ -260,7 +237,7 @@ fn completion_behind_an_event_that_errs_wakes_a_request() {
         let pool = builder(&device, 12 * MIB)
             .tuning(|tuning| tuning.reuse = only_host_waits())
             .sealing(Sealing::EveryFree);
-        let pool = pool.build().unwrap();
+        let pool = pool.made();
         let [(work, a), (_, b)] = streams(&device, &pool);
         let blocks = [(); 3].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
         device
@@ -272,10 +249,7 @@ fn completion_behind_an_event_that_errs_wakes_a_request() {
         }
         let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
         settle(&mut tasks);
-        for _ in 0..10 {
-            device.advance(us(10));
-            settle(&mut tasks);
-        }
+        pass(&device, 10, us(10), &mut tasks);
         assert!(!tasks[0].is_waiting(), "8 MiB are complete");
     }
 }
@@ -284,11 +258,7 @@ fn completion_behind_an_event_that_errs_wakes_a_request() {
 #[test]
 fn two_pools_of_a_device_do_not_starve_each_other() {
     for is_virtual in [true, false] {
-        let device = SimDevice::builder()
-            .memory(8 * MIB)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = sized(8 * MIB, is_virtual);
         let pools = [(); 2].map(|()| pool(&device, 8 * MIB));
         let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
         let held = [0, 1].map(|at: usize| pools[at].try_allocate(&streams[at], 4 * MIB).unwrap());
@@ -298,10 +268,8 @@ fn two_pools_of_a_device_do_not_starve_each_other() {
         });
         let mut tasks = requests.map(Woken::new);
         drop(held);
-        for _ in 0..1000 {
-            settle(&mut tasks);
-            device.advance(us(1000));
-        }
+        settle(&mut tasks);
+        pass(&device, 1000, us(1000), &mut tasks);
         let waiting = tasks.iter().filter(|task| task.is_waiting()).count();
         assert_eq!(waiting, 0, "one after the other");
     }
@@ -311,11 +279,7 @@ fn two_pools_of_a_device_do_not_starve_each_other() {
 #[test]
 fn pool_that_ends_gives_its_free_memory_to_others() {
     for (is_virtual, is_closed) in [(true, true), (true, false), (false, true), (false, false)] {
-        let device = SimDevice::builder()
-            .memory(8 * MIB)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = sized(8 * MIB, is_virtual);
         let pools = [(); 2].map(|()| pool(&device, 8 * MIB));
         let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
         let free = pools[0].try_allocate(&streams[0], 6 * MIB).unwrap();
@@ -329,10 +293,8 @@ fn pool_that_ends_gives_its_free_memory_to_others() {
             false => Some(not_ready(pools[0].drain())),
         };
         drop(free);
-        for _ in 0..1000 {
-            settle(&mut tasks);
-            device.advance(us(1000));
-        }
+        settle(&mut tasks);
+        pass(&device, 1000, us(1000), &mut tasks);
         assert!(
             !tasks[0].is_waiting(),
             "virtual: {is_virtual}, closed: {is_closed}"
@@ -345,11 +307,7 @@ fn pool_that_ends_gives_its_free_memory_to_others() {
 #[test]
 fn pool_with_the_oldest_request_is_served_first() {
     for is_virtual in [true, false] {
-        let device = SimDevice::builder()
-            .memory(12 * MIB)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = sized(12 * MIB, is_virtual);
         let pools = [(); 3].map(|()| pool(&device, 12 * MIB));
         let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
         let held = [0, 1, 2].map(|at: usize| {
@@ -370,10 +328,8 @@ fn pool_with_the_oldest_request_is_served_first() {
             })
             .collect();
         drop(held);
-        for _ in 0..1000 {
-            settle(&mut tasks);
-            device.advance(us(1000));
-        }
+        settle(&mut tasks);
+        pass(&device, 1000, us(1000), &mut tasks);
         assert_eq!(*order.borrow(), [1, 2, 0]);
     }
 }
@@ -402,8 +358,6 @@ fn waker_that_panics_neither_reaches_the_free_nor_keeps_others_from_being_woken(
         settle(&mut tasks);
         assert!(!tasks[0].is_waiting());
         assert!(poll(&mut first).is_ready());
-        drop(tasks);
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -431,9 +385,7 @@ fn free_wakes_few_of_many_waiting_requests() {
     for device in devices() {
         let pool = host_waits(&device, 8 * MIB);
         let (_, a) = stream(&device, &pool);
-        let mut held: Vec<_> = (0..8)
-            .map(|_| pool.try_allocate(&a, MIB).unwrap())
-            .collect();
+        let mut held = several(&pool, &a, 8, MIB);
         let request = || async { pool.allocate(&a, MIB).await.map(drop) };
         let mut tasks: Vec<_> = (0..100).map(|_| Woken::new(request())).collect();
         drop(held.pop());
@@ -449,16 +401,10 @@ fn free_wakes_few_of_many_waiting_requests() {
 #[test]
 fn refused_head_is_asked_for_again_after_another_request_grew() {
     for is_virtual in [true, false] {
-        let device = manual_builder()
-            .memory(20 * MIB)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = sized(20 * MIB, is_virtual);
         let outside = pool(&device, 8 * MIB);
         let taken = outside.try_allocate(&stream(&device, &outside).1, 8 * MIB);
-        let all = Overtaking {
-            times: 8,
-            bytes: 64 * MIB,
-        };
+        let all = overtaking(8, 64 * MIB);
         let pool = tuned(&device, 16 * MIB, |tuning| {
             tuning.lane_bytes = 0;
             tuning.reuse = only_host_waits();
@@ -472,10 +418,7 @@ fn refused_head_is_asked_for_again_after_another_request_grew() {
         let mut head = [Woken::new(pool.allocate(&b, 12 * MIB))];
         let small = now(pool.allocate(&b, 2 * MIB)).unwrap();
         drop((taken, outside));
-        for _ in 0..10 {
-            device.advance(us(20_000));
-            settle(&mut head);
-        }
+        pass(&device, 10, us(20_000), &mut head);
         assert!(!head[0].is_waiting(), "virtual: {is_virtual}");
         drop(small);
     }

@@ -24,14 +24,14 @@ mod sessions;
 mod uses;
 mod work;
 
-use crate::common::{MIB, manual, us};
+use crate::common::{MIB, Made, TestPool, builder, manual, us};
 use weirpool::device::sim::{Operation, SimDevice, SimStream, ViolationKind};
 use weirpool::{Block, CapturedGraph, Pool, PoolBuilder, Stream};
 
 /// A pool over a device on a manual clock, and one of its streams.
 struct Site {
     device: SimDevice,
-    pool: Pool,
+    pool: TestPool,
     work: SimStream,
     stream: Stream,
 }
@@ -43,10 +43,12 @@ impl Site {
 
     fn with(capacity: u64, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
         let device = manual();
-        let builder = Pool::builder(device.clone())
-            .capacity(capacity)
-            .chunk_bytes(2 * MIB);
-        let pool = set(builder).build().unwrap();
+        let pool = set(builder(&device, capacity));
+        Self::over(device, pool)
+    }
+
+    fn over(device: SimDevice, pool: PoolBuilder) -> Self {
+        let pool = pool.made().of_ordered(&device);
         let work = device.create_stream_named("captured");
         let stream = pool.register(&work).unwrap();
         Self {
@@ -72,16 +74,6 @@ impl Site {
         let mut bytes = vec![0; count];
         self.device.read(block.address(), &mut bytes).unwrap();
         bytes
-    }
-
-    /// Asserts that the checker found nothing, and that all memory is back.
-    fn assert_sound(&self) {
-        self.device.advance_to_end();
-        self.device.assert_ordered();
-        self.pool.inspect().check().unwrap();
-        self.pool.inspect().check_conserved().unwrap();
-        let figures = self.pool.inspect().statistics();
-        assert_eq!((figures.used.current, figures.in_graphs), (0, 0));
     }
 }
 

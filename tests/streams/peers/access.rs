@@ -37,12 +37,10 @@ fn access_is_directional_and_covers_earlier_and_later_mappings() {
 #[test]
 fn access_covers_remapped_memory() {
     let [first, second] = two();
-    let pool = builder(&first, 16 * MIB).build().unwrap();
+    let pool = builder(&first, 16 * MIB).made();
     let stream = pool.create_stream().unwrap();
     pool.peers().enable(&second).unwrap();
-    let blocks: Vec<_> = (0..8)
-        .map(|_| pool.try_allocate(&stream, 2 * MIB).unwrap())
-        .collect();
+    let blocks = several(&pool, &stream, 8, 2 * MIB);
     let mut kept = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
         if at % 2 == 0 {
@@ -51,11 +49,7 @@ fn access_covers_remapped_memory() {
     }
     let before = [Call::SetAccess, Call::Unmap].map(|call| first.counters().calls(call));
     let whole = pool.try_allocate(&stream, 8 * MIB).unwrap();
-    assert_eq!(
-        pool.inspect().statistics().reserved.current,
-        16 * MIB,
-        "remapped"
-    );
+    assert_eq!(figures(&pool).reserved.current, 16 * MIB, "remapped");
     let after = [Call::SetAccess, Call::Unmap].map(|call| first.counters().calls(call));
     assert!(after[1] > before[1]);
     assert_eq!(after[0] - before[0], after[1] - before[1]);
@@ -76,7 +70,7 @@ fn access_is_unsupported_without_a_link_and_on_another_host() {
     for device in [&second, &elsewhere] {
         assert!(!pool.peers().is_supported(device));
         let error = pool.peers().enable(device).unwrap_err();
-        assert!(matches!(error, AccessError::Unsupported { .. }), "{error}");
+        assert_matches!(error, AccessError::Unsupported { .. });
         assert!(error.to_string().contains("copy_to"));
         assert!(!pool.peers().is_enabled(device));
     }
@@ -90,7 +84,7 @@ fn access_is_unsupported_without_a_link_and_on_another_host() {
 fn access_to_memory_of_the_host_needs_no_link() {
     let [first, second] = settings().peer_access(false).build_host();
     for upstream in [Upstream::Pinned, Upstream::Managed] {
-        let pool = builder(&first, 8 * MIB).upstream(upstream).build().unwrap();
+        let pool = builder(&first, 8 * MIB).upstream(upstream).made();
         let home = pool.create_stream().unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
         assert!(pool.peers().is_supported(&second));
@@ -274,6 +268,7 @@ fn plain_access_stays_while_another_pool_has_it() {
     drop((held, third));
     let again = last.try_allocate(&streams[1], MIB).unwrap();
     assert!(!may_use(&second, &again) && !may_use(&second, &block));
+    drop((again, block, last));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use DeviceErrorKind::{Other, OutOfMemory, Sticky};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Four chunks are mapped, in two blocks.
-fn place() -> ([SimDevice; 2], Pool, Stream, [Block; 2]) {
+fn place() -> ([SimDevice; 2], TestPool, Stream, [Block; 2]) {
     let [first, second] = two();
     let pool = pool(&first, 32 * MIB);
     let stream = pool.create_stream().unwrap();
@@ -21,7 +21,7 @@ fn access_that_fails_half_way_is_taken_back() {
             .faults()
             .script(Call::SetAccess, nth, Fault::Fails(Other));
         let error = pool.peers().enable(&second).unwrap_err();
-        assert!(matches!(error, AccessError::Device(_)), "{error}");
+        assert_matches!(error, AccessError::Device(_));
         assert!(!pool.peers().is_enabled(&second));
         assert!(blocks.iter().all(|block| !may_use(&second, block)), "{nth}");
         assert!(pool.peers().enable(&second).unwrap());
@@ -79,10 +79,7 @@ fn sticky_error_ends_the_pool() {
     first
         .faults()
         .script(Call::SetAccess, 2, Fault::Fails(Sticky));
-    assert!(matches!(
-        pool.peers().enable(&second),
-        Err(AccessError::Device(_))
-    ));
+    assert_matches!(pool.peers().enable(&second), Err(AccessError::Device(_)));
     assert!(pool.try_allocate(&stream, 16 * MIB).is_err());
     assert!(pool.peers().enable(&second).is_err() && !pool.peers().is_enabled(&second));
 }
@@ -92,7 +89,7 @@ fn sticky_error_ends_the_pool() {
 #[test]
 fn access_is_right_while_threads_grow_and_trim() {
     let [first, second] = settings().checker(Checker::Off).build_host();
-    let pool = builder(&first, 64 * MIB).build().unwrap();
+    let pool = builder(&first, 64 * MIB).made();
     let working = AtomicUsize::new(2);
     std::thread::scope(|scope| {
         for seed in 0..2 {

@@ -83,7 +83,7 @@ fn calls_refuse_streams_events_and_pools_of_another_device() {
     let built = builder(&second, 8 * MIB)
         .segment_source(pool.segments(DriverPoolUse::SubAllocated))
         .build();
-    assert!(matches!(built, Err(BuildError::ForeignSegments { .. })));
+    assert_matches!(built, Err(BuildError::ForeignSegments { .. }));
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Memory {
         Self::DriverPool(DriverPoolUse::PassedThrough),
     ];
 
-    fn pool(self, device: &SimDevice) -> Pool {
+    fn pool(self, device: &SimDevice) -> TestPool {
         let builder = builder(device, 64 * MIB);
         let builder = match self {
             Self::Virtual => builder,
@@ -66,7 +66,7 @@ impl Memory {
                     .segment_source(pool.segments(how))
             }
         };
-        builder.build().unwrap()
+        builder.made()
     }
 }
 

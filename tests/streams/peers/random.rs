@@ -14,7 +14,7 @@ struct Live {
 
 struct World {
     devices: [SimDevice; 3],
-    pools: Vec<Pool>,
+    pools: Vec<TestPool>,
     /// For each pool, streams of each device that has access; the pool's own come first.
     streams: Vec<Vec<Stream>>,
     blocks: Vec<Live>,

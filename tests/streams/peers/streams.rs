@@ -62,7 +62,7 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
     pools[0].peers().enable(&second).unwrap();
     // It can be used there now, by a stream that this pool knows.
     let refused = streams[1].record_use(&block).unwrap_err();
-    assert!(matches!(refused, StreamError::ForeignPool(_)));
+    assert_matches!(refused, StreamError::ForeignPool(_));
     let guest = pools[0].register(&work).unwrap();
     let _use = guest.record_use(&block).unwrap();
 }
@@ -78,8 +78,7 @@ fn event_orders_streams_of_several_pools_and_devices() {
     let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
     let shared = Pool::builder(first.clone())
         .upstream(Upstream::Pinned)
-        .build()
-        .unwrap();
+        .made();
     let block = shared
         .try_allocate(&shared.create_stream().unwrap(), 64)
         .unwrap();

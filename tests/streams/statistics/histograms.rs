@@ -35,9 +35,7 @@ fn wait_times_have_percentiles() {
 /// The age runs from the free's event to its being seen complete; an event that covers no free has none.
 #[test]
 fn pending_ages_are_of_frees() {
-    let device = manual();
-    let pool = pool(&device, 64 * MIB);
-    let (work, stream) = stream(&device, &pool);
+    let (device, pool, [(work, stream)]) = set_up(64 * MIB);
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     use_block(&work, &block, us(30));
     let event = stream.event().unwrap();
@@ -53,11 +51,7 @@ fn pending_ages_are_of_frees() {
     );
     let small = pool.try_allocate(&stream, 4096).unwrap();
     drop(small);
-    assert_eq!(
-        pool.inspect().statistics().pending_ages.count(),
-        1,
-        "not sealed yet"
-    );
+    assert_eq!(figures(&pool).pending_ages.count(), 1, "not sealed yet");
     now(stream.synchronize()).unwrap();
     assert_eq!(pool.inspect().statistics().pending_ages.count(), 2);
 }

@@ -23,10 +23,8 @@ use weirpool::*;
 use weirpool_compat::{Attribute, AttributeError};
 
 /// A pool of 64 MiB with one stream.
-fn site() -> (SimDevice, Pool, Stream) {
-    let device = manual();
-    let pool = pool(&device, 64 * MIB);
-    let (_, stream) = stream(&device, &pool);
+fn site() -> (SimDevice, TestPool, Stream) {
+    let (device, pool, [(_, stream)]) = set_up(64 * MIB);
     (device, pool, stream)
 }
 

@@ -6,9 +6,7 @@ use super::*;
 #[test]
 fn peak_of_a_scope_is_exact_on_one_stream() {
     let (_device, pool, stream) = site();
-    let warm: Vec<_> = (0..4)
-        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
-        .collect();
+    let warm = several(&pool, &stream, 4, MIB);
     drop(warm);
     let scope = pool.inspect().statistics_scope();
     for _ in 0..3 {

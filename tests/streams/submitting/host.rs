@@ -65,7 +65,7 @@ fn function_on_a_broken_device_is_never_called() {
     device.faults().break_device("a test");
     assert!(is_dropped());
     assert!(task.poll_if_woken());
-    assert!(matches!(task.output, Some(Err(TaskError::Device(error))) if error.is_sticky()));
+    assert_matches!(task.output, Some(Err(TaskError::Device(error))) if error.is_sticky());
 }
 
 /// The future is dropped without a poll, and before the task's end is told.
@@ -81,7 +81,7 @@ fn host_task_on_a_broken_device_ends_with_its_error() {
     let mut task = Woken::new(task.unwrap());
     device.faults().break_device("a test");
     assert!(task.poll_if_woken());
-    assert!(matches!(task.output, Some(Err(TaskError::Device(error))) if error.is_sticky()));
+    assert_matches!(task.output, Some(Err(TaskError::Device(error))) if error.is_sticky());
     assert!(is_dropped());
     assert_eq!(stream.statistics().abandoned_host_tasks, 1);
 }

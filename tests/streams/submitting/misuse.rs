@@ -107,8 +107,8 @@ fn host_task_and_tasks_end_after_the_pool_is_closed() {
     let called = stream.run(|| 8).unwrap();
     pool.close();
     other.after(&work).unwrap();
-    assert!(matches!(stream.run(|| ()), Err(TaskError::Closed)));
-    assert!(matches!(stream.spawn(async {}), Err(TaskError::Closed)));
+    assert_matches!(stream.run(|| ()), Err(TaskError::Closed));
+    assert_matches!(stream.spawn(async {}), Err(TaskError::Closed));
     drop(pool);
     assert_eq!(now(host), Ok(7));
     device.advance(us(10));
@@ -155,7 +155,7 @@ fn circle_of_host_tasks_is_broken_by_dropping_one() {
 fn order_after_tasks_of_other_pools_and_devices() {
     let (device, pool, [stream, captured]) = place();
     let host = Pool::builder(device.clone()).upstream(Upstream::Pinned);
-    let host = host.build().unwrap();
+    let host = host.made();
     let on_host = host.host_stream().unwrap();
     let foreign = {
         let device = manual();
@@ -167,7 +167,7 @@ fn order_after_tasks_of_other_pools_and_devices() {
     assert_eq!(refused, TaskError::Stream(StreamError::ForeignDevice));
     let task = spend(&stream, 10);
     let refused = on_host.after(&task).unwrap_err();
-    assert!(matches!(refused, TaskError::Device(error) if !error.is_sticky()));
+    assert_matches!(refused, TaskError::Device(error) if !error.is_sticky());
     let capture = pool.capture(&captured).unwrap();
     assert!(captured.after(&task).is_err(), "its work is not complete");
     device.advance(us(10));
@@ -184,20 +184,17 @@ fn memory_of_two_pools_meets_on_a_stream_that_both_know() {
     let device = manual();
     let here = pool(&device, 8 * MIB);
     let there = builder(&device, 8 * MIB).name("misuse: there");
-    let there = there.build().unwrap();
+    let there = there.made();
     let [(work, stream), (_, other)] = streams(&device, &here);
     let mut own = here.try_allocate(&stream, MIB).unwrap();
     let (_, home) = crate::common::stream(&device, &there);
     let mut foreign = there.try_allocate(&home, MIB).unwrap();
-    assert_eq!((own.pool(), foreign.pool()), (here, there.clone()));
+    assert_eq!((own.pool(), foreign.pool()), (here.clone(), there.clone()));
     drop(foreign.upload(&home, 0, b"weir").unwrap());
 
     let refused = stream.submit((&mut own, &foreign), |_: &SimStream, _| ());
     let refused = refused.map(drop).unwrap_err();
-    assert!(matches!(
-        refused,
-        TaskError::Stream(StreamError::ForeignPool(_))
-    ));
+    assert_matches!(refused, TaskError::Stream(StreamError::ForeignPool(_)));
     let text = refused.to_string();
     let both = format!(
         "(stream {} is of an unnamed pool of 8.0 MiB, the block at {:#x} of pool \"misuse: there\")",

@@ -51,7 +51,7 @@ fn allocations(call: impl FnOnce()) -> u64 {
 }
 
 /// A device, its pool, and some streams of the pool.
-fn place<const N: usize>() -> (SimDevice, Pool, [Stream; N]) {
+fn place<const N: usize>() -> (SimDevice, TestPool, [Stream; N]) {
     let device = manual();
     let pool = pool(&device, 64 * MIB);
     let streams = [(); N].map(|()| pool.create_stream().unwrap());

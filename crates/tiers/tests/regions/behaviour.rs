@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 use weirpool::device::sim::{Call, Operation, SimDevice, SimStream, ViolationKind};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind};
-use weirpool::{AllocError, Block, CopyError, Pool, StreamError, Tag, TaskError, Upstream};
+use weirpool::{AllocError, Block, CopyError, Pool, StreamError, Tag, TaskError, Terms, Upstream};
 use weirpool_tiers::{Keep, Region, RegionError, Regions, resume_all, suspend_all};
 
 fn assert_absent<T>(result: Result<T, StreamError>) {
@@ -416,6 +416,91 @@ fn several_regions_are_suspended_together_or_not_at_all() {
     let other = region(&elsewhere, "other", Keep::Nothing);
     let mixed = device.block_on(suspend_all(&[&weights, &other]));
     assert!(matches!(mixed, Err(RegionError::OtherPool { .. })));
+}
+
+/// A resumption waits for memory that a suspension of the same region and another one is to give back.
+#[test]
+fn suspending_several_does_not_wait_for_a_resumption_of_one() {
+    for is_first in [false, true] {
+        let (device, pool, stream) = start(64 * MIB);
+        let both = [(); 2].map(|()| region(&pool, "weights", Keep::OnHost));
+        // Regions have one order for all operations, whichever is suspended.
+        let [away, here] = match is_first {
+            true => [&both[0], &both[1]],
+            false => [&both[1], &both[0]],
+        };
+        let allocate = |region: &Region| {
+            let allocated = region.allocate(&stream, 40 * MIB);
+            device.block_on(allocated).unwrap()
+        };
+        let mut kept = allocate(away);
+        write(&device, &mut kept, &stream, 7);
+        device.block_on(away.suspend()).unwrap();
+        let _other = allocate(here);
+        let resumed = away.resume().into_future();
+        let suspended = pin!(async { suspend_all(&[away, here]).await });
+        let (resumed, suspended) = device.block_on(join(resumed, suspended));
+        resumed.unwrap();
+        assert_eq!(suspended.unwrap(), 40 * MIB);
+        assert!(!away.is_suspended() && here.is_suspended());
+        assert_is(&device, &kept, &stream, 7);
+        device.assert_ordered();
+    }
+}
+
+/// Each region is charged to its own tag, and never to that of another one.
+#[test]
+fn regions_of_different_tags_are_resumed_one_after_the_other() {
+    let (device, pool, stream) = start(64 * MIB);
+    let names = ["regions: one", "regions: other"];
+    let tags = names.map(Tag::new);
+    let regions = tags.map(|tag| {
+        pool.tag(tag).set_limit(Some(8 * MIB));
+        pool.region("weights")
+            .chunk_bytes(8 * MIB)
+            .tag(tag)
+            .build()
+            .unwrap()
+    });
+    let [one, other] = &regions;
+    let allocate = |region: &Region| device.block_on(region.allocate(&stream, 8 * MIB)).unwrap();
+    let _blocks = [allocate(one), allocate(other)];
+    device.block_on(suspend_all(&[one, other])).unwrap();
+    let refused = device.block_on(resume_all(&[one, other]).into_future());
+    assert!(
+        matches!(refused, Err(RegionError::OtherTag { .. })),
+        "{refused:?}"
+    );
+    for region in [one, other] {
+        device.block_on(region.resume().into_future()).unwrap();
+    }
+    let used = tags.map(|tag| pool.tag(tag).statistics().used.current);
+    assert_eq!(used, [8 * MIB; 2]);
+}
+
+/// The time that a task may take to enter is over once, also if suspensions come between its resumptions and its entry.
+#[test]
+fn entering_takes_no_longer_than_its_terms() {
+    let (device, pool, stream) = start(64 * MIB);
+    let weights = region(&pool, "weights", Keep::OnHost);
+    let _block = device
+        .block_on(weights.allocate(&stream, 40 * MIB))
+        .unwrap();
+    device.block_on(weights.suspend()).unwrap();
+    let begin = device.now();
+    let terms = Terms {
+        timeout: Some(Duration::from_millis(100)),
+        ..Terms::default()
+    };
+    let suspensions = async {
+        loop {
+            weights.suspend().await.unwrap();
+            pause(&device, Duration::from_micros(10)).await;
+        }
+    };
+    let (mut suspensions, mut entering) = (pin!(suspensions), pin!(weights.enter_on(terms)));
+    device.block_on(select(&mut suspensions, &mut entering));
+    assert!(device.now() - begin <= Duration::from_millis(101));
 }
 
 #[test]

@@ -38,7 +38,7 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let device = manual();
-        let pool = pool(&device, 8 * MIB);
+        let pool = builder(&device, 8 * MIB).build().unwrap();
         let streams = streams(&device, &pool);
         Self {
             device,
