@@ -286,7 +286,7 @@ impl Version {
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     versions: BTreeMap<u64, Version>,
-    /// The number of the next version.
+    /// The number of the next version, unless one has it.
     next: u64,
     limits: NameLimits,
 }
@@ -407,8 +407,11 @@ impl Names {
         if let Some(replaced) = self.listed(&name) {
             self.unlist(replaced);
         }
-        let number = self.next;
-        self.next += 1;
+        // One that a client brought back, perhaps wrongly, may have the next number.
+        let mut numbers = self.next..;
+        let number = numbers.find(|number| !self.counts(*number));
+        let number = number.expect("there are few versions");
+        self.next = number + 1;
         let version = Version {
             name,
             memory,
@@ -518,7 +521,7 @@ impl Names {
         if number > HIGHEST || !checked.is_ok_and(|bytes| bytes <= free) {
             return false;
         }
-        self.next = self.next.max(number + 1);
+        // The next number stays: that of a client that lies would leave none for others.
         let version = Version {
             name,
             memory,
@@ -609,9 +612,6 @@ impl Names {
     /// Checks the invariants.
     pub(crate) fn check_invariants(&self) -> Result<(), String> {
         for (number, version) in &self.versions {
-            if *number >= self.next {
-                return Err(format!("version {number} has a number that will be used"));
-            }
             if version.is_kept && !version.is_listed {
                 return Err(format!(
                     "descriptors of version {number} are kept without a name"

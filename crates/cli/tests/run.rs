@@ -82,6 +82,23 @@ fn recorded_program_is_replayed() {
 }
 
 #[test]
+fn run_within_a_run_has_its_own_settings_and_admits_memory_once() {
+    let folder = folder("nested");
+    let trace = folder.join("trace.csv").display().to_string();
+    let (own, cases) = (env!("CARGO_BIN_EXE_weirpool"), program("cases"));
+    let inner = ["--memory", "plain", "--wait", "200ms"];
+    let mut outer = weirpool(&[
+        "run", "--quiet", "--limit", "1MiB", "--record", &trace, "--",
+    ]);
+    outer.args([own, "run", "--limit", "16MiB"]).args(inner);
+    let errors = expect_ok(&outer.args(["--", &cases, "plain"]).output().unwrap());
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("2 of the driver's admitted"), "{errors}");
+    assert!(!Path::new(&trace).exists());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn live_page_is_served_while_the_program_runs() {
     let cases = program("cases");
     let mut command = weirpool(&["run", "--page", "--", &cases, "rounds"]);

@@ -231,6 +231,18 @@ fn memory_freed_during_a_capture_is_available_after_it() {
 }
 
 #[test]
+fn capture_that_ends_with_its_thread_is_over() {
+    case("captures_thread").expect_served(2);
+}
+
+#[test]
+fn context_is_destroyed_after_deferred_frees_of_another_thread() {
+    let run = case("captures_context").expect_ok();
+    assert_eq!((run.counts[0]["alloc"], run.counts[0]["free"]), (0, 0));
+    assert!(!run.errors().contains("not freed"), "{}", run.errors());
+}
+
+#[test]
 fn each_version_of_a_function_gets_its_own_arguments() {
     case("versions").expect_ok();
 }
@@ -263,6 +275,36 @@ fn context_that_the_driver_keeps_keeps_its_memory() {
 fn failed_request_gives_the_reserve_back() {
     let reserve = Some(40 << 20);
     with(&Settings { reserve, ..usual() }, "cases", &["reserved"]).expect_ok();
+}
+
+fn reserving(wait: Duration, name: &str) -> Run {
+    let bytes = Some(40 << 20);
+    let settings = Settings {
+        reserve: bytes,
+        limit: bytes,
+        wait,
+        ..usual()
+    };
+    with(&settings, "cases", &[name])
+}
+
+#[test]
+fn impossible_request_leaves_the_reserve_with_the_blocks() {
+    let run = reserving(usual().wait, "reserve_kept").expect_served(2);
+    assert!(!run.errors().contains("panicked"), "{}", run.errors());
+}
+
+#[test]
+fn threads_wait_for_the_reserve_side_by_side() {
+    let run = reserving(Duration::from_millis(500), "reserve_in_vain").expect_ok();
+    assert!(run.errors().contains("4 failed"), "{}", run.errors());
+}
+
+#[test]
+fn pool_serves_again_once_the_current_pool_of_the_driver_is_destroyed() {
+    let run = case("current_pool").expect_ok();
+    let count = |call: &str| run.counts[0][call];
+    assert_eq!((count("async"), count("free_async")), (1, 1));
 }
 
 #[test]

@@ -132,10 +132,12 @@ struct PathLock {
 
 impl PathLock {
     fn take(path: &Path) -> Result<Self, Error> {
-        check_directory_of(path)?;
-        let path = beside(path, ".lock");
+        let socket = path;
+        let path = beside(socket, ".lock");
         let call = || format!("locking {}", path.display());
         loop {
+            // It may be removed or replaced while this waits.
+            check_directory_of(socket)?;
             let Some(file) = open(&path, OFlags::RDWR | OFlags::CREATE)? else {
                 continue;
             };

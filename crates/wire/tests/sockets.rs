@@ -1,12 +1,14 @@
 //! Frames, descriptors, and peers that are hostile, hang or die, over sockets of this process.
 #![cfg(target_os = "linux")]
 
+use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 use weirpool_wire::{Allowed, Connection, Error, Listener, MAX_DESCRIPTORS, MAX_FRAME};
@@ -162,6 +164,30 @@ fn one_of_many_listeners_replaces_a_dead_socket() {
         assert_eq!(count, 1, "{bound:?}");
         Connection::connect(folder.socket(), &Allowed::own()).unwrap();
     }
+}
+
+#[test]
+fn listener_whose_directory_is_removed_while_it_waits_fails() {
+    let folder = Folder::new("gone");
+    let path = folder.0.join("socket.lock");
+    let lock = File::create(&path).unwrap();
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let (done, bound) = mpsc::channel();
+    let socket = folder.socket();
+    thread::spawn(move || done.send(Listener::bind(socket, Allowed::own())));
+    let opened = || {
+        let descriptors = fs::read_dir("/proc/self/fd").unwrap();
+        let files = descriptors.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        files.filter(|file| *file == path).count()
+    };
+    while opened() < 2 {
+        thread::yield_now();
+    }
+    fs::remove_dir_all(&folder.0).unwrap();
+    drop(lock);
+    let bound = bound.recv_timeout(Duration::from_secs(10));
+    let bound = bound.expect("it neither waits nor tries for ever");
+    assert!(matches!(bound, Err(Error::System { .. })), "{bound:?}");
 }
 
 #[test]

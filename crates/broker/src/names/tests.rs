@@ -445,3 +445,26 @@ fn version_that_is_brought_back_replaces_none_within_the_limits() {
     assert!(!names.restore(2, restored(7, "a", 2), 1, 100));
     assert_eq!(names.bytes(), 10, "counted without a name");
 }
+
+/// A client that lies about its number takes none of the numbers of others, which can bring theirs back.
+#[test]
+fn number_that_a_client_states_is_never_given_to_another_version() {
+    for stated in [1, 2, HIGHEST - 1, HIGHEST] {
+        let mut names = Names::new(NameLimits::default());
+        assert!(names.restore(1, restored(stated, "lie", 3), 1, 100));
+        let mut published = vec![names.publish((2, 0), "a".into(), memory(5))];
+        let record = names.record();
+        let mut next = Names::new(NameLimits::default());
+        next.take_record(record, |_| true);
+        for (request, name) in [(1, "b"), (2, "c")] {
+            published.push(next.publish((2, request), name.into(), memory(7)));
+        }
+        assert_eq!(next.bytes(), 3 + 5 + 2 * 7, "each counts");
+        next.check_invariants().unwrap();
+        let mut without = Names::new(NameLimits::default());
+        for (number, name, bytes) in [(published[0], "a", 5), (published[1], "b", 7)] {
+            assert!(without.restore(2, restored(number, name, bytes), 1, 100));
+        }
+        assert!(!without.restore(1, restored(HIGHEST + 1, "lie", 3), 1, 100));
+    }
+}

@@ -43,8 +43,27 @@ pub(super) unsafe fn origin(stream: usize) -> Origin {
     }
 }
 
+/// Ends the capture of a thread's default stream when the thread ends.
+struct OfThread(ThreadId);
+
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        if are_active() {
+            change(|captured| captured.retain(|origin| origin.thread != Some(self.0)));
+        }
+    }
+}
+
+thread_local! {
+    static OF_THREAD: OfThread = OfThread(thread::current().id());
+}
+
 /// Notes that a capture begins. Returns whether the stream had none.
 pub(super) fn begin(origin: Origin) -> bool {
+    if origin.thread.is_some() {
+        // Fails in a thread that ends.
+        let _ = OF_THREAD.try_with(|_| ());
+    }
     change(|captured| captured.insert(origin))
 }
 

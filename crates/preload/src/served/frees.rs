@@ -15,6 +15,8 @@ type Free = (&'static Context, &'static Context, Block);
 /// Frees that came during a capture, while the device must not be waited for.
 static DEFERRED: Mutex<Vec<Free>> = Mutex::new(Vec::new());
 static HAS_DEFERRED: AtomicBool = AtomicBool::new(false);
+/// Held while deferred frees are carried out, and while a context ends: it ends before or after them.
+static FREEING: Mutex<()> = Mutex::new(());
 
 fn deferred() -> MutexGuard<'static, Vec<Free>> {
     DEFERRED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -66,6 +68,7 @@ pub(super) fn free_deferred() {
     if !HAS_DEFERRED.load(Ordering::Acquire) || captures::are_active() {
         return;
     }
+    let _freeing = FREEING.lock().unwrap_or_else(PoisonError::into_inner);
     HAS_DEFERRED.store(false, Ordering::Release);
     let deferred = std::mem::take(&mut *deferred());
     for (context, other, block) in deferred {
@@ -79,6 +82,7 @@ pub(super) fn free_deferred() {
 /// Ends the pool of a context that is about to be destroyed: frees what the program has not freed, as the driver does.
 pub(super) fn close(handle: usize) {
     captures::end_of_context(handle);
+    let _freeing = FREEING.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(context) = contexts::remove(handle) else {
         return;
     };

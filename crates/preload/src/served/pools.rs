@@ -7,7 +7,7 @@ use super::counts::Passed;
 use super::driver;
 use super::stated::{self, attribute};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -29,8 +29,8 @@ const DEVICE: c_uint = 1;
 
 /// The device of each pool that is served, and `None` for pools that are not.
 static KNOWN: RwLock<Option<FxHashMap<usize, Option<c_int>>>> = RwLock::new(None);
-/// Devices whose current pool is not served.
-static FOREIGN: RwLock<BTreeSet<c_int>> = RwLock::new(BTreeSet::new());
+/// Devices whose current pool is not served, with that pool.
+static FOREIGN: RwLock<BTreeMap<c_int, usize>> = RwLock::new(BTreeMap::new());
 static HAS_FOREIGN: AtomicBool = AtomicBool::new(false);
 
 /// Returns the device whose pool serves allocations from a pool of the driver's.
@@ -60,17 +60,26 @@ pub(super) fn created(pool: usize, properties: &Properties) {
 pub(super) fn destroyed(pool: usize) {
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     known.get_or_insert_default().remove(&pool);
+    drop(known);
+    // The default pool is the device's current one again.
+    change_foreign(|foreign| foreign.retain(|_, current| *current != pool));
+}
+
+fn change_foreign(change: impl FnOnce(&mut BTreeMap<c_int, usize>)) {
+    let mut foreign = FOREIGN.write().unwrap_or_else(PoisonError::into_inner);
+    change(&mut foreign);
+    HAS_FOREIGN.store(!foreign.is_empty(), Ordering::Release);
 }
 
 /// Notes which pool serves a device's `cuMemAllocAsync`.
 pub(super) fn made_current(device: c_int, pool: usize) {
     let is_served = device_of(pool).is_some();
-    let mut foreign = FOREIGN.write().unwrap_or_else(PoisonError::into_inner);
-    match is_served {
-        true => foreign.remove(&device),
-        false => foreign.insert(device),
-    };
-    HAS_FOREIGN.store(!foreign.is_empty(), Ordering::Release);
+    change_foreign(|foreign| {
+        _ = match is_served {
+            true => foreign.remove(&device),
+            false => foreign.insert(device, pool),
+        };
+    });
 }
 
 /// Returns whether the current pool of a device is one that is not served.
@@ -80,7 +89,7 @@ pub(super) fn is_foreign(device: c_int) -> bool {
         && FOREIGN
             .read()
             .unwrap_or_else(PoisonError::into_inner)
-            .contains(&device)
+            .contains_key(&device)
 }
 
 fn serving(pool: usize) -> Option<&'static Pool> {

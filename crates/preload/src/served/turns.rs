@@ -3,6 +3,7 @@
 //! freed its blocks: nothing else is held while it waits, but a small part that needs no turn.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use weirpool::{AllocError, Block, Pool, Reservation, Stream, Terms};
 
 /// The part of the reserve that is taken without a turn, for the small buffers that libraries keep for good.
@@ -18,8 +19,8 @@ pub(super) struct Turns {
 
 #[derive(Default)]
 struct State {
-    /// Bytes of the program's blocks, and of those that it has asked for.
-    held: u64,
+    /// Bytes of the program's blocks, and of those that it has asked for: requests of any size, in many threads.
+    held: u128,
     reservation: Option<Reservation>,
 }
 
@@ -50,14 +51,19 @@ impl Turns {
     ) -> Result<Option<Block>, AllocError> {
         let mut state = lock(&self.state);
         // Counted before the reservation is used, so that no free ends it meanwhile.
-        state.held += bytes;
+        state.held += u128::from(bytes);
         if state.reservation.is_none() {
-            if state.held <= self.reserve / PART_WITHOUT {
+            if self.needs_no_turn(&state) {
                 return Ok(None);
             }
             drop(state);
+            let begun = Instant::now();
             let entering = lock(&self.entering);
             if lock(&self.state).reservation.is_none() {
+                // The thread before may have waited in vain.
+                let timeout = terms.timeout;
+                let timeout = timeout.map(|most| most.saturating_sub(begun.elapsed()));
+                let terms = Terms { timeout, ..terms };
                 let reservation = pool.reserve(self.reserve).terms(terms).blocking()?;
                 lock(&self.state).reservation = Some(reservation);
             }
@@ -68,11 +74,15 @@ impl Turns {
         Ok(reservation.and_then(|reservation| reservation.allocate(stream, bytes).ok()))
     }
 
+    fn needs_no_turn(&self, state: &State) -> bool {
+        state.held <= u128::from(self.reserve / PART_WITHOUT)
+    }
+
     /// Notes a block that the program has freed, or a request that has failed. The turn ends if no more is left than needs no turn.
     pub(super) fn freed(&self, bytes: u64) {
         let mut state = lock(&self.state);
-        state.held = state.held.saturating_sub(bytes);
-        let ended = match state.held <= self.reserve / PART_WITHOUT {
+        state.held = state.held.saturating_sub(bytes.into());
+        let ended = match self.needs_no_turn(&state) {
             true => state.reservation.take(),
             false => None,
         };

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MIB (1ul << 20)
@@ -122,6 +123,52 @@ static void captures_free(void) {
   CHECK(cuMemFreeAsync(a, stream));
 }
 
+static void *capture_and_end(void *unused) {
+  (void)unused;
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuStreamBeginCapture_v2((void *)2, 2));
+  return 0;
+}
+
+/* A thread ends within a capture of its default stream, which ends with it. */
+static void captures_thread(void) {
+  pthread_t thread;
+  two_streams();
+  CHECK(cuMemAllocAsync(&a, MIB, stream));
+  pthread_create(&thread, 0, capture_and_end, 0);
+  pthread_join(thread, 0);
+  CHECK(cuMemAlloc_v2(&b, MIB));
+  CHECK(cuMemFreeAsync(a, stream));
+  CHECK(cuMemFreeAsync(b, stream));
+}
+
+static void *destroy_soon(void *second) {
+  usleep(50000);
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuCtxDestroy_v2(second));
+  return 0;
+}
+
+/* A context is destroyed while another thread frees, in turn, what was freed during a capture. */
+static void captures_context(void) {
+  void *graph, *second;
+  pthread_t thread;
+  two_streams();
+  CHECK(cuMemAllocAsync(&a, MIB, stream));
+  CHECK(cuCtxCreate_v2(&second, 0, 0));
+  CHECK(cuMemAlloc_v2(&b, MIB));
+  CHECK(cuCtxSetCurrent(context));
+  CHECK(cuStreamBeginCapture_v2(stream, 2));
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemFree_v2(b));
+  CHECK(fakeSlow(200000));
+  pthread_create(&thread, 0, destroy_soon, second);
+  CHECK(cuStreamEndCapture(stream, &graph));
+  pthread_join(thread, 0);
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  CHECK(cuMemFree_v2(a));
+}
+
 /* Each version of a function is called with its own arguments. */
 static void versions(void) {
   void *graph, *first, *second;
@@ -184,6 +231,20 @@ static void passed(void) {
   CHECK(cuMemPoolTrimTo(usual, 0));
   CHECK(cuMemPoolGetAttribute(usual, 5, &used));
   IS(used == 0);
+}
+
+/* The default pool is the current one again once the program destroys the one that was. */
+static void current_pool(void) {
+  struct { unsigned kind, handles, location; int device; void *security; size_t most; } exported = {1, 1, 1, 0, 0, 0};
+  void *pool;
+  two_streams();
+  CHECK(cuMemPoolCreate(&pool, &exported));
+  CHECK(cuDeviceSetMemPool(0, pool));
+  CHECK(cuMemAllocAsync(&a, MIB, stream)); /* the driver's */
+  CHECK(cuMemFreeAsync(a, stream));
+  CHECK(cuMemPoolDestroy(pool));
+  CHECK(cuMemAllocAsync(&a, MIB, stream));
+  CHECK(cuMemFreeAsync(a, stream));
 }
 
 static void pointers(void) {
@@ -344,6 +405,42 @@ static void reserved(void) {
   IS(taken == 0);
 }
 
+/* Under a reserve and a limit of 40 MiB: an impossible request leaves the reserve with the blocks. */
+static void reserve_kept(void) {
+  void *pool;
+  uint64_t taken = 0;
+  CHECK(cuMemAlloc_v2(&a, 8 * MIB));
+  IS(cuMemAlloc_v2(&b, SIZE_MAX) == 2);
+  CHECK(cuMemAlloc_v2(&b, 10 * MIB));
+  CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+  CHECK(cuMemPoolTrimTo(pool, 0));
+  CHECK(cuMemPoolGetAttribute(pool, 5, &taken));
+  IS(taken == 40 * MIB);
+  CHECK(cuMemFree_v2(a));
+  CHECK(cuMemFree_v2(b));
+}
+
+static void *ask(void *unused) {
+  address_t none;
+  (void)unused;
+  CHECK(cuCtxSetCurrent(context));
+  IS(cuMemAlloc_v2(&none, 10 * MIB) == 2);
+  return 0;
+}
+
+/* The reserve is all of the limit, and a block that needs no turn is in its way: threads wait side by side. */
+static void reserve_in_vain(void) {
+  struct timespec begun, ended;
+  pthread_t all[4];
+  CHECK(cuMemAlloc_v2(&a, MIB));
+  clock_gettime(CLOCK_MONOTONIC, &begun);
+  for (int i = 0; i < 4; i++) pthread_create(&all[i], 0, ask, 0);
+  for (int i = 0; i < 4; i++) pthread_join(all[i], 0);
+  clock_gettime(CLOCK_MONOTONIC, &ended);
+  IS(ended.tv_sec - begun.tv_sec + (ended.tv_nsec - begun.tv_nsec) / 1e9 < 1.5); /* one after the other: 2 s */
+  CHECK(cuMemFree_v2(a));
+}
+
 /* The memory of a context ends with it, and the next one begins anew. */
 static void contexts(void) {
   for (int i = 0; i < 3; i++) {
@@ -477,7 +574,7 @@ static void pairs(void) { two_streams(); for (int i = 0; i < 100000; i++) { CHEC
 
 static const struct { const char *name; void (*run)(void); } cases[] = {
 #define CASE(name) {#name, name}
-  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(captured_first), CASE(captures_destroyed), CASE(captures_free), CASE(versions), CASE(elsewhere), CASE(peers), CASE(refused), CASE(reserved), CASE(errors), CASE(passed), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
+  CASE(order), CASE(waits), CASE(destroyed), CASE(captures), CASE(captured_first), CASE(captures_destroyed), CASE(captures_free), CASE(captures_thread), CASE(captures_context), CASE(versions), CASE(elsewhere), CASE(peers), CASE(refused), CASE(reserved), CASE(reserve_kept), CASE(reserve_in_vain), CASE(errors), CASE(passed), CASE(current_pool), CASE(pointers), CASE(limited), CASE(patient), CASE(plain), CASE(chunks), CASE(rounds),
   CASE(contexts), CASE(threads), CASE(forks), CASE(forks_first), CASE(executes), CASE(late), CASE(exits_in_thread), CASE(leaves), CASE(crashes), CASE(pairs),
 };
 

@@ -16,6 +16,7 @@ typedef uint64_t P;
 #define API __attribute__((visibility("default"))) R
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, NO_CAPTURE = 900, IMPLICIT = 906 };
 #define INVALID_STREAM ((void *)64)
+#define DESTROYED -1
 #define STEP (2ul << 20)
 #define TOTAL (64ul << 20)
 
@@ -32,6 +33,7 @@ static __thread int mode;
 static __thread struct stream thread_stream;
 static struct stream legacy = {1, 0, 0, primaries};
 static int captures, capture_mode;
+static __thread int slow;
 static uint64_t ids = 2;
 
 static struct stream *of(void *s) {
@@ -68,14 +70,19 @@ API cuDevicePrimaryCtxReset_v2(int d) { (void)d; captures = 0; return OK; } /* I
 API cuDevicePrimaryCtxReset(int d) { return cuDevicePrimaryCtxReset_v2(d); }
 API cuDevicePrimaryCtxGetState(int d, unsigned *f, int *a) { *f = 0; *a = primaries[d].retained > 0; return OK; }
 API cuCtxCreate_v2(struct context **c, unsigned f, int d) { (void)f; *c = calloc(1, sizeof **c); (*c)->device = d; current = *c; return OK; }
-API cuCtxDestroy_v2(struct context *c) { if (c == primaries || c == primaries + 1) return NO_CONTEXT; free(c); return OK; }
+API cuCtxDestroy_v2(struct context *c) { if (c == primaries || c == primaries + 1) return NO_CONTEXT; c->device = DESTROYED; return OK; } /* It stays, for later uses to be seen. */
 API cuCtxDestroy(struct context *c) { return cuCtxDestroy_v2(c); }
 API cuCtxEnablePeerAccess(void *c, unsigned f) { (void)c, (void)f; return OK; }
 API cuCtxGetCurrent(void **c) { *c = current; return OK; }
 API cuCtxSetCurrent(void *c) { current = c; return OK; }
 static __thread void *stack[8];
 static __thread int depth;
-API cuCtxPushCurrent_v2(void *c) { stack[depth++] = current; current = c; return OK; }
+API cuCtxPushCurrent_v2(struct context *c) {
+  if (c->device == DESTROYED) { fputs("fake: use of a destroyed context\n", stderr); abort(); }
+  stack[depth++] = current;
+  current = c;
+  return OK;
+}
 API cuCtxPopCurrent_v2(void **c) { *c = current; current = stack[--depth]; return OK; }
 API cuCtxGetDevice(int *d) { *d = current ? current->device : 0; return current ? OK : NO_CONTEXT; }
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -84,6 +91,7 @@ static int streams;
 API cuCtxSynchronize(void) {
   calls.synchronize++;
   if (captures) return NO_CAPTURE;
+  usleep(slow);
   pthread_mutex_lock(&streams_lock);
   for (int i = 0; i < streams; i++) if (all[i]) all[i]->held = 0;
   legacy.held = 0;
@@ -124,6 +132,8 @@ API fakeMode(void) { return capture_mode; }
 API cuStreamQuery(void *s) { return of(s)->held ? NOT_READY : OK; }
 API cuStreamSynchronize(void *s) { of(s)->held = 0; return OK; }
 API cuStreamWaitEvent(void *s, struct event *e, unsigned f) { (void)f; if (e->stream && e->stream->held) of(s)->held = 1; return OK; }
+/* Each wait of this thread for a context takes this long. */
+API fakeSlow(int us) { slow = us; return OK; }
 /* The work of a stream goes on until it is waited for. */
 API fakeHold(void *s) { of(s)->held = 1; return OK; }
 API cuEventCreate(struct event **e, unsigned f) { (void)f; *e = calloc(1, sizeof **e); return OK; }
@@ -181,6 +191,7 @@ API cuIpcGetMemHandle(void *h, P p) { (void)h, (void)p; return OK; }
 
 API cuDeviceGetDefaultMemPool(void **q, int d) { *q = &primaries[d]; return OK; }
 API cuMemPoolSetAccess(void *q, void *a, size_t n) { (void)q, (void)a, (void)n; return OK; }
+API cuDeviceSetMemPool(int d, void *q) { (void)d, (void)q; return OK; }
 API cuMemPoolCreate(void **q, void *p) { (void)p; *q = malloc(8); return OK; }
 API cuMemPoolDestroy(void *q) { free(q); return OK; }
 API cuMemPoolTrimTo(void *q, size_t n) { (void)q, (void)n; return OK; }

@@ -41,6 +41,7 @@ int cuPointerGetAttribute(void *, int, address_t);
 int cuMemRetainAllocationHandle(void **, address_t);
 int cuIpcGetMemHandle(void *, address_t);
 int cuDeviceGetDefaultMemPool(void **, int);
+int cuDeviceSetMemPool(int, void *);
 int cuMemPoolCreate(void **, void *);
 int cuMemPoolDestroy(void *);
 int cuMemPoolTrimTo(void *, size_t);
@@ -55,6 +56,7 @@ int cuMemMap(address_t, size_t, size_t, void *, uint64_t);
 int cuMemUnmap(address_t, size_t);
 int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 int fakeHold(void *);
+int fakeSlow(int);
 int fakeMode(void);
 
 static void *context;

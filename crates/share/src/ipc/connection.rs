@@ -213,12 +213,28 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.inner.state.lock().is_closing = true;
-        self.inner.release_arrived();
+        // A receive that was forgotten keeps the lock, and the blocks.
+        if let Some(mut arrived) = self.inner.arrived.try_lock() {
+            end_arrivals(&mut arrived);
+        }
         self.inner.close_if_over();
     }
 }
 
 const CLOSED: &str = "this process closed it";
+
+/// Drops what has arrived and will not be received. Sending fails from then on.
+fn end_arrivals<T>(arrived: &mut mpsc::UnboundedReceiver<T>) {
+    arrived.close();
+    loop {
+        match arrived.try_recv() {
+            Ok(block) => drop(block),
+            Err(mpsc::TryRecvError::Closed) => return,
+            // The reader is between the two steps of a send.
+            Err(mpsc::TryRecvError::Empty) => thread::yield_now(),
+        }
+    }
+}
 
 fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), IpcError> {
     let thread = thread::Builder::new().name(name.into());
@@ -243,15 +259,6 @@ impl Inner {
         state.unsent += 1;
         if let Some(queue) = &state.outgoing {
             let _ = queue.unbounded_send(outgoing);
-        }
-    }
-
-    /// Releases blocks that arrived and will not be received.
-    fn release_arrived(&self) {
-        if let Some(mut arrived) = self.arrived.try_lock() {
-            while let Ok(block) = arrived.try_recv() {
-                drop(block);
-            }
         }
     }
 
@@ -467,11 +474,8 @@ impl Inner {
             state.arrivals.clone()
         };
         if let Some(queue) = queue {
+            // It is released at once if the handle has been dropped since the offer was taken.
             catch(|| drop(queue.unbounded_send(arrived)));
-        }
-        // The handle may have been dropped since the offer was taken.
-        if self.state.lock().is_closing {
-            self.release_arrived();
         }
     }
 }
@@ -537,3 +541,34 @@ impl Deref for Imported {
 }
 
 super::writes::writes!(Imported);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_that_arrives_while_the_handle_is_dropped_is_not_queued() {
+        let (arrivals, mut arrived) = mpsc::unbounded();
+        let block = Arc::new(());
+        arrivals.unbounded_send(block.clone()).unwrap();
+        end_arrivals(&mut arrived);
+        // The handle has seen that there is no more, and still has the lock.
+        assert!(arrivals.unbounded_send(block.clone()).is_err());
+        assert_eq!(Arc::strong_count(&block), 1);
+    }
+
+    #[test]
+    fn end_of_arrivals_beside_a_sender_leaves_none() {
+        for _ in 0..1000 {
+            let (arrivals, mut arrived) = mpsc::unbounded();
+            let block = Arc::new(());
+            let sent = block.clone();
+            let send = move || while arrivals.unbounded_send(sent.clone()).is_ok() {};
+            let sender = std::thread::spawn(send);
+            while arrived.try_recv().is_err() {}
+            end_arrivals(&mut arrived);
+            sender.join().unwrap();
+            assert_eq!(Arc::strong_count(&block), 1);
+        }
+    }
+}
