@@ -371,8 +371,7 @@ fn request_that_fails_to_draw_counts_as_failed() {
         .faults()
         .script(Call::Wait, 1, Fault::Fails(DeviceErrorKind::Sticky));
     drop(held);
-    let failed = now(waiting);
-    assert!(matches!(failed, Err(AllocError::Device(_))), "{failed:?}");
+    assert_matches!(now(waiting), Err(AllocError::Device(_)));
     let waits = pool.inspect().statistics().waits;
     assert_eq!((waits.served, waits.unserved(), waits.waiting), (0, 1, 0));
     drop(reservation);
