@@ -323,7 +323,7 @@ fn memory_freed_in_an_open_capture_is_not_granted_outside() {
     }
 }
 
-/// Where other code ended the capture, what was allocated and used since is freed behind that work.
+/// Where other code ended the capture, memory that was allocated and used since is freed behind that work.
 #[test]
 fn work_after_a_capture_that_other_code_ended_is_waited_for() {
     for site in sites() {

@@ -223,7 +223,7 @@ impl Drop for Connection {
 
 const CLOSED: &str = "this process closed it";
 
-/// Drops what has arrived and will not be received. Sending fails from then on.
+/// Drops the blocks that arrived and will not be received. Sending fails from then on.
 fn end_arrivals<T>(arrived: &mut mpsc::UnboundedReceiver<T>) {
     arrived.close();
     loop {
