@@ -79,8 +79,8 @@ fn finish_free(engine: &Engine, lane: &Lane, block: &Use, freed: Freed, is_order
 
 fn free_to_heap(engine: &Engine, lane: &Lane, block: &Use, freed: Freed) {
     let fences = Fences::one(lane.id, freed.ticket);
-    // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made
-    // to wait for it. The publication comes after the record, so that a request that found it so looks again.
+    // Another thread can find the block before its event is recorded: it is pending then, and only a stream that may wait for
+    // any time waits for it. The publication comes after the record: a request that found it so looks again.
     let returned_to = engine.store.heap.lock().free(block.id, fences);
     record_closed(engine, lane, freed.closed);
     note_free(engine, returned_to);

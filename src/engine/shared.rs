@@ -11,9 +11,9 @@ use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
 use weirpool_measure::DeviceCounters;
 
 /// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
-/// request waits, when the last one leaves, and when the pool ends: its cache line stays shared among readers.
+/// request waits, when the last one leaves, when the pool ends, and for drains, recalls, scopes and measurements.
 pub(crate) mod gate {
-    /// A request waits: caches are bypassed, and `try_allocate` fails.
+    /// A request waits in the fair queue: caches are bypassed, and `try_allocate` fails.
     pub(crate) const WAITING: u8 = 1;
     /// The pool has ended: it grants nothing.
     pub(crate) const ENDED: u8 = 2;

@@ -20,7 +20,6 @@
 //! | `entered_scope` | tasks that draw from a reservation |
 //! | `tags` | limits and weights of tags |
 //! | `own_stream` | streams that the pool makes |
-//! | `info` | the description and the health of a pool |
 //! | `peers` | access of other devices |
 //! | `weak` | a handle that does not keep its pool alive |
 #![allow(
@@ -35,7 +34,7 @@ mod charge;
 mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
-mod hot_path;
+mod hot_path_tests;
 mod inspect;
 mod layout;
 mod maintain;

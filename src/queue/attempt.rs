@@ -20,7 +20,7 @@ pub(crate) struct Asker<'a> {
 pub(crate) struct Ask {
     pub(crate) demand: Demand,
     pub(crate) parts: Parts,
-    /// The stream's cache was searched for it. A search counts as a request of the stream.
+    /// The stream's cache was searched for it. A search counts as a request of that size, for the cache of large blocks.
     pub(crate) is_searched: bool,
 }
 
@@ -89,6 +89,7 @@ pub(crate) fn try_now<'a>(
         None => None,
         Some(tag) => Some(charge(asker, &ask.demand, tag).map_err(|why| (why, None))?),
     };
+    // A retry may have been searched for before its charge failed: then nothing was searched for it.
     if (charge.is_some() || !ask.is_searched)
         && ask.parts.plain().is_some()
         && let Some(allocation) = own(asker, &ask.demand)
@@ -142,7 +143,7 @@ fn search(asker: Asker<'_>, ask: &Ask, effort: Effort) -> Result<Allocations, No
             .map_or_else(NoMemory::short, NoMemory::Never));
     }
     let found = service.engine.search(lane, parts, Mode::at_once(effort));
-    // The search may have polled events or flushed caches, and left memory that another request waits for.
+    // The search may have polled events or flushed caches, and left memory that another request waits for, if one does.
     service.publish(Change::Memory);
     found
 }

@@ -5,7 +5,7 @@
 //! | [`Memory`](Change::Memory) | a free; a completed event; progress of a stream that any thread notices; a seal; a marker that was being recorded; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::pass): the head and those that may overtake it; drains |
 //! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream; requests in scopes of reservations |
 //! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
-//! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |
+//! | [`Terms`](Change::Terms) | a failed device; a closed pool and another capacity apply theirs by a call of their own | all of them, and throttled requests |
 //!
 //! A raised limit, and bytes freed by a tag, let its throttled requests into the fair queue
 //! ([`Service::uncharge`](super::Service::uncharge)).
@@ -17,7 +17,8 @@
 //! polled. Until then further changes are only noted: one notification covers them.
 //!
 //! No waiter can be relied on to be polled: its executor may be dead. Therefore
-//! - a waiter that was notified and has not been polled since is passed over: the next change notifies the next one;
+//! - a waiter that was notified and has not been polled since is passed over: the next notification goes to the next one,
+//!   among the first four;
 //! - a waiter or reclaimer that goes away with the notification serves, or passes it on;
 //! - a deadline of the timer is set with the first notification. If that is still unanswered then, the *stand-in*
 //!   serves, in the timer's own call.
@@ -46,8 +47,8 @@
 //!
 //! Take the measure *(requests that wait, blocks that can be evicted, NEWS)*, ordered lexicographically, where NEWS is
 //! 1 or 0.
-//! - A search publishes none of its own steps (see [`publish`](crate::engine::Publish)), and does not raise the
-//!   measure. Either a request takes the memory that it finds, and leaves the queue, or the memory stays where it was.
+//! - A search publishes none of its own steps (see [`publish`](crate::engine::Publish)) but one: where it thins out events it
+//!   may hear that a stream has got further, which is a change from outside. It does not raise the measure. Either a request takes the memory that it finds, and leaves the queue, or the memory stays where it was.
 //!   If it finds that a stream has got further, which is a change from outside, the requests before it are searched for
 //!   again.
 //! - Serving either removes a request from the queue, or ends with NEWS cleared. Each lowers the measure.

@@ -1,6 +1,6 @@
 //! A waiting request and its outcome.
 //!
-//! A waiter's state changes under its own lock, once:
+//! A waiter's state changes under its own lock:
 //!
 //! ```text
 //!     Waiting ── grant ──▶ Granted ── taken by its future ──▶ Gone

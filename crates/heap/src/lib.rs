@@ -18,7 +18,7 @@
 //!  Pending ───────────▶ Used ──────────────▶ Pending ─────────────▶ Free
 //!            take             give_back                 complete
 //!  Reserved ──────────▶ Used ──────────────▶ Reserved
-//!    take_from_reservation    give_back
+//!    reservation::take        give_back
 //!  Free, Pending, Hole, Room ──▶ Claimed ──▶ Used, or the state from before
 //!                           plan          commit
 //!  Free ──▶ Claimed ──▶ Hole, or no block at all
@@ -38,7 +38,8 @@
 //!   then what the device left them as.
 //! - *plan_release* and *commit_release* do the same for memory that goes back to the device. Only free memory does:
 //!   work may still touch pending memory (invariant *safe-teardown*).
-//! - *reserve* moves used blocks to reserved, and *disband* moves reserved blocks to free or pending.
+//! - [`reservation::create`] and `extend` move used blocks to reserved, and `disband` moves reserved blocks to free or pending.
+//!   An exchange moves reserved pieces to free and takes one range for them.
 //! - A hole becomes the room of a block that asked for room to grow. It is a hole again when that block is given back.
 //!
 //! A block is *merged* with free neighbours at once. Pending neighbours merge only if their fences are the same: a

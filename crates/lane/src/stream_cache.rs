@@ -8,12 +8,15 @@
 //! |---|---|---|
 //! | before the lock | the size has a stack | the same |
 //! | take the lane's lock, or that of the thread's [shard](super::shards) if the stream has shards | if another thread holds it, note the contention | the same |
-//! | under the lock | the gate is open, and the stack of that size has a block: pop it | the gate is open, the cache has room, and no seal is due: push the block |
+//! | under the lock | the gate is open, and the stack of that size has a block, or a near one has: pop it | the gate is open, no seal is due, and an unused entry is there: push the block |
 //! | | count the block | count the block |
 //! | | take a [reference](RefCache) to the stream that an earlier free left | leave the block's reference |
 //!
+//! A flush clears the entries, and a capture, an idle stream and the maintenance each begin with one: so the first free after
+//! any of them finds no entry and takes the slow way, which makes them again. The hot path checks nothing else for them.
+//!
 //! That is one lock each way, and no write to a cache line that other streams use. In any other case the plain one
-//! returns before anything has changed; [`take`](StreamCache::take) and [`free`](StreamCache::free) handle all cases.
+//! returns before the cache has changed; [`take`](StreamCache::take) and [`free`](StreamCache::free) handle all cases.
 //!
 //! The gate is read inside the critical section. A thread that closes it flushes the cache afterwards, under the same
 //! lock: so a freed block is either flushed, or not kept (fair-progress).
@@ -51,6 +54,7 @@ pub struct StreamCache {
     is_external: bool,
     /// How many bytes are freed between two events.
     pub spacing: Spacing,
+    /// The lane's lock.
     pub(super) state: OwnedSlot<StreamState>,
     /// Caches of threads, once they have contended often enough; made under the lock of the state.
     shards: OnceLock<Shards>,
