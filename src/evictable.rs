@@ -279,7 +279,8 @@ impl<T: Memory> Evict for SharedMemory<T> {
         if let Some((memory, evict)) = memory.and_then(plain::Arc::into_inner).zip(evict) {
             is_freed = false;
             // A panic drops the memory.
-            is_freed |= plain::catch(|| is_freed = evict(memory));
+            let panicked = plain::catch(|| is_freed = evict(memory));
+            is_freed |= panicked;
         }
         is_freed
     }

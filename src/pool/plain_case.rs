@@ -74,7 +74,7 @@ fn none_is_plain() -> Option<Block> {
 }
 
 /// Takes the plain case of a size that has no stack, or of an ordered source of segments. Blocks of a size that has a stack
-/// were searched for [at once](take_at_once), with the miss that `miss` has.
+/// were searched for [at once](take_at_once), as `miss` says.
 #[inline(always)]
 pub(super) fn take_cached(
     pool: &Pool,

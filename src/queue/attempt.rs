@@ -89,7 +89,7 @@ pub(crate) fn try_now<'a>(
         None => None,
         Some(tag) => Some(charge(asker, &ask.demand, tag).map_err(|why| (why, None))?),
     };
-    // A retry may have been searched for before its charge failed: then nothing was searched for it.
+    // A retry is noted as searched for, although a charge that failed came before the search.
     if (charge.is_some() || !ask.is_searched)
         && ask.parts.plain().is_some()
         && let Some(allocation) = own(asker, &ask.demand)
