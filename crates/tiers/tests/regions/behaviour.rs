@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 use weirpool::device::sim::{Call, Operation, SimDevice, SimStream, ViolationKind};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind};
-use weirpool::{AllocError, Block, CopyError, Pool, StreamError, Tag, TaskError, Terms, Upstream};
+use weirpool::{AllocError, Block, CopyError, Pool, StreamError, Tag, TaskError, Upstream};
 use weirpool_tiers::{Keep, Region, RegionError, Regions, resume_all, suspend_all};
 
 fn assert_absent<T>(result: Result<T, StreamError>) {
@@ -476,31 +476,6 @@ fn regions_of_different_tags_are_resumed_one_after_the_other() {
     }
     let used = tags.map(|tag| pool.tag(tag).statistics().used.current);
     assert_eq!(used, [8 * MIB; 2]);
-}
-
-/// The time that a task may take to enter is over once, also if suspensions come between its resumptions and its entry.
-#[test]
-fn entering_takes_no_longer_than_its_terms() {
-    let (device, pool, stream) = start(64 * MIB);
-    let weights = region(&pool, "weights", Keep::OnHost);
-    let _block = device
-        .block_on(weights.allocate(&stream, 40 * MIB))
-        .unwrap();
-    device.block_on(weights.suspend()).unwrap();
-    let begin = device.now();
-    let terms = Terms {
-        timeout: Some(Duration::from_millis(100)),
-        ..Terms::default()
-    };
-    let suspensions = async {
-        loop {
-            weights.suspend().await.unwrap();
-            pause(&device, Duration::from_micros(10)).await;
-        }
-    };
-    let (mut suspensions, mut entering) = (pin!(suspensions), pin!(weights.enter_on(terms)));
-    device.block_on(select(&mut suspensions, &mut entering));
-    assert!(device.now() - begin <= Duration::from_millis(101));
 }
 
 #[test]
