@@ -5,6 +5,7 @@ use crate::wait::wait_for;
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
+use weirpool::device::DeviceStream;
 use weirpool::{Pool, Stream, StreamError};
 use weirpool_compat::{RawError, RawPool};
 
@@ -39,10 +40,23 @@ impl Blocks {
         self.given_out.pool()
     }
 
-    /// Adds the stream of a session, unless it is there.
-    pub(crate) fn add_stream(&self, handle: usize, stream: Stream) {
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        streams.entry(handle).or_insert(stream);
+    /// Registers the stream of a session, unless it is known.
+    pub(crate) fn add_stream(
+        &self,
+        handle: usize,
+        work: &impl DeviceStream,
+    ) -> Result<(), StreamError> {
+        if self.stream(handle).is_none() {
+            let registered = self.pool().register(work)?;
+            let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+            streams.entry(handle).or_insert(registered);
+        }
+        Ok(())
+    }
+
+    fn stream(&self, handle: usize) -> Option<Stream> {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(&handle).cloned()
     }
 
     /// Allocates in the order of a session's stream, and waits for memory up to the limit. Returns the address, or `None`
@@ -51,10 +65,7 @@ impl Blocks {
         if bytes == 0 {
             return Ok(None);
         }
-        let stream = {
-            let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-            streams.get(&handle).cloned()
-        };
+        let stream = self.stream(handle);
         let stream = stream.ok_or(Failure::UnknownStream { handle })?;
         self.allocate(bytes, &stream).map(Some)
     }

@@ -52,6 +52,11 @@ pub enum MemoryError {
     /// The stream cannot be registered with the pool.
     #[error(transparent)]
     Stream(#[from] StreamError),
+    /// The stream is the default stream, in whose place onnxruntime makes one of its own.
+    #[error(
+        "onnxruntime takes no default stream; make one by `CudaContext::new_stream` for the session"
+    )]
+    DefaultStream,
     /// onnxruntime's failures cannot be raised: the library of C++ that it uses is not found.
     #[error("onnxruntime cannot be told of a failed allocation: {0}; use its library for Linux")]
     NoExceptions(#[source] libloading::Error),
@@ -87,17 +92,19 @@ impl Memory {
     /// so that none draws from a [reservation](weirpool::Reservation::enter).
     ///
     /// # Errors
-    /// Returns an error if the stream is of another device than the pool, or is the default stream of each thread, and if
-    /// onnxruntime has no CUDA provider.
+    /// Returns an error if the stream is of another device than the pool, or a default stream, and if onnxruntime has no CUDA
+    /// provider.
     pub fn session(
         &self,
         environment: &Environment,
         stream: &Arc<CudaStream>,
         provider: ep::CUDA,
     ) -> Result<SessionBuilder, MemoryError> {
-        let registered = self.pool().register(stream)?;
         let handle = stream.cu_stream();
-        self.0.blocks.add_stream(handle.addr(), registered);
+        if handle.is_null() {
+            return Err(MemoryError::DefaultStream);
+        }
+        self.0.blocks.add_stream(handle.addr(), stream)?;
         let provider = provider.with_device_id(self.pool().device().ordinal() as i32);
         // A graph goes on using memory that its capture freed.
         let provider = provider.with_cuda_graph(false);

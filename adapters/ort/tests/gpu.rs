@@ -6,7 +6,7 @@
 //! | memory is reused under the work of a session, or a session does not use the pool | `sessions_on_two_streams_compute_what_the_cpu_does` |
 //! | runs at short memory fail, or wait for each other | `requests_at_memory_for_6_of_64_are_admitted_and_none_fails` |
 //! | a failed allocation reaches a kernel | `run_without_memory_fails_and_the_next_one_computes` |
-//! | work on an unknown stream uses memory in no order | `session_on_a_stream_of_its_own_gets_no_memory` |
+//! | work on an unknown stream uses memory in no order | `session_on_a_stream_of_its_own_gets_no_memory`; the default stream is refused in `run_without_memory_fails_and_the_next_one_computes` |
 
 mod model;
 
@@ -23,7 +23,7 @@ use std::thread;
 use std::time::Duration;
 use weirpool::Pool;
 use weirpool::device::cuda::CudaDevice;
-use weirpool_ort::Memory;
+use weirpool_ort::{Memory, MemoryError};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -207,6 +207,9 @@ fn run_without_memory_fails_and_the_next_one_computes() -> Outcome {
     let environment = environment();
     let (memory, failures) = registered(&environment, 16 * MIB, Duration::from_millis(100))?;
     let [stream] = streams()?;
+    let default = stream.context().default_stream();
+    let refused = memory.session(&environment, &default, exact());
+    assert!(matches!(refused, Err(MemoryError::DefaultStream)));
     let mut session = on_gpu(memory, &environment, &stream)?;
     let weights = used(memory);
     let (small, large) = (input(3, 100), input(3, ROWS));

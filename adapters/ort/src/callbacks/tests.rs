@@ -67,7 +67,9 @@ impl Setting {
         let blocks = Blocks::new(&pool, wait).expect("a stream");
         let works = [device.create_stream(), device.create_stream()];
         for (n, work) in works.iter().enumerate() {
-            blocks.add_stream(n + 1, pool.register(work).expect("of the device"));
+            blocks.add_stream(n + 1, work).expect("of the device");
+            // As a second session on it does.
+            blocks.add_stream(n + 1, work).expect("of the device");
         }
         let failures = Arc::new(Mutex::new(Vec::new()));
         let report = Box::new({
