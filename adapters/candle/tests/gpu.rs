@@ -2,7 +2,7 @@
 //!
 //! | class of fault | test |
 //! |---|---|
-//! | the driver frees memory of the pool, or the pool reuses it under candle's work | `transformer_generates_in_memory_for_6_of_64_requests`, on two streams: each request drops its memory while its work runs, and all tokens are compared with the CPU's at the end |
+//! | the driver frees memory of the pool, or the pool reuses it under candle's work | `transformer_generates_in_memory_for_6_of_64_requests`, on two streams: each request drops its memory while its work runs, and all tokens are confirmed on the CPU at the end |
 //! | a stored error of cudarc keeps a drop from returning the memory | `tensor_is_freed_although_an_error_is_stored` |
 //! | a tensor without elements is never freed, or a size wraps | `shape_without_memory_is_refused` |
 //! | a clone uses memory that is gone | `clone_of_a_dropped_tensor_fails` |
@@ -75,7 +75,7 @@ fn transformer_generates_in_memory_for_6_of_64_requests() -> Result<()> {
         let kept = memories[n % 2].zeros(&KEPT[..], DType::F32).await?;
         yield_now().await;
         // The memory is dropped without waiting for the device.
-        models[n % 2].generate(n, Some(&kept))
+        models[n % 2].generate(n, &kept)
     };
     let answers = block_on(try_join_all((0..REQUESTS).map(request)))?;
     let statistics = pool.inspect().statistics();
@@ -84,19 +84,15 @@ fn transformer_generates_in_memory_for_6_of_64_requests() -> Result<()> {
         statistics.waits.served, statistics.used.current
     );
     ensure!(statistics.waits.served as usize >= REQUESTS - 12);
-    let weights = weights.into_inner()?;
+    let weights = weights.into_inner().expect("no panic");
     ensure!(
         live(&pool) as usize == weights.len(),
         "only the weights are left"
     );
     let on_cpu = Model::new(&Device::Cpu, Ok)?;
     for (n, answer) in answers.iter().enumerate() {
-        let expected = on_cpu.generate(n, None)?.to_vec1::<u32>()?;
         let answer = answer.to_vec1::<u32>()?;
-        ensure!(
-            answer == expected,
-            "request {n}: {answer:?}, and not {expected:?}"
-        );
+        ensure!(on_cpu.confirms(n, &answer)?, "request {n}: {answer:?}");
     }
     drop((models, weights));
     ensure!(live(&pool) == 0);

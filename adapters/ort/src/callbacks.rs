@@ -84,7 +84,7 @@ impl Callbacks {
 
     /// Returns the allocator as onnxruntime takes it.
     pub(crate) fn as_allocator(&'static self) -> *mut sys::OrtAllocator {
-        // Of the whole, not of the field: the functions use the other fields through it. They write to none.
+        // The address is that of the whole: the functions read the other fields through it, and write to none.
         std::ptr::from_ref(self).cast_mut().cast()
     }
 

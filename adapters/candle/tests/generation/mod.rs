@@ -39,7 +39,7 @@ impl<F: Fn(Tensor) -> candle_core::Result<Tensor> + Send + Sync> SimpleBackend f
             (mixed as f32 / (1u64 << 24) as f32 - 0.5) * 0.4
         };
         let values: Vec<_> = match shape.dims() {
-            // Of a norm.
+            // The weights of a norm.
             [width] => vec![1.0; *width],
             _ => (0..shape.elem_count()).map(value).collect(),
         };
@@ -88,26 +88,43 @@ impl Model {
         })
     }
 
-    /// Generates tokens from the prompt of a request, without a wait for the device. With `kept`, of the shape [`KEPT`], the
-    /// keys and values stay there from one token to the next.
-    pub(crate) fn generate(&self, request: usize, kept: Option<&Tensor>) -> Result<Tensor> {
+    /// Generates tokens from the prompt of a request, without a wait for the device. The keys and values stay in `kept`, of the
+    /// shape [`KEPT`], from one token to the next.
+    pub(crate) fn generate(&self, request: usize, kept: &Tensor) -> Result<Tensor> {
         let mut cache = self.cache.clone();
-        let prompt = (0..PROMPT).map(|n| ((request * 37 + n * 11) % VOCABULARY) as u32);
-        let prompt: Vec<_> = prompt.collect();
-        let mut input = Tensor::new(&prompt[..], &self.device)?.unsqueeze(0)?;
+        let mut input = Tensor::new(&prompt(request)[..], &self.device)?.unsqueeze(0)?;
         let (mut begin, mut tokens) = (0, Vec::new());
         for _ in 0..TOKENS {
             let end = begin + input.dim(1)?;
             let scores = self.llama.forward(&input, begin, &mut cache)?;
-            if let Some(kept) = kept {
-                keep(&mut cache, kept, begin, end)?;
-            }
+            keep(&mut cache, kept, begin, end)?;
             let token = scores.i((0, end - begin - 1))?.argmax(0)?.reshape((1, 1))?;
             tokens.push(token.clone());
             (input, begin) = (token, end);
         }
         Ok(Tensor::cat(&tokens, 1)?.flatten_all()?)
     }
+
+    /// Returns whether each token has the highest score after the prompt and the tokens before it, up to rounding. Computes all
+    /// of them at once, without kept keys and values.
+    pub(crate) fn confirms(&self, request: usize, tokens: &[u32]) -> Result<bool> {
+        let mut before = prompt(request);
+        before.extend(tokens.iter().take(TOKENS - 1));
+        let input = Tensor::new(&before[..], &self.device)?.unsqueeze(0)?;
+        let scores = self.llama.forward(&input, 0, &mut self.cache.clone())?;
+        let scores = scores.i((0, PROMPT - 1..))?.to_vec2::<f32>()?;
+        let mut pairs = scores.iter().zip(tokens);
+        let is_highest = pairs.all(|(scores, token)| {
+            let highest = scores.iter().copied().fold(f32::MIN, f32::max);
+            scores[*token as usize] > highest - 1e-3
+        });
+        Ok(is_highest && scores.len() == tokens.len())
+    }
+}
+
+fn prompt(request: usize) -> Vec<u32> {
+    let tokens = (0..PROMPT).map(|n| ((request * 37 + n * 11) % VOCABULARY) as u32);
+    tokens.collect()
 }
 
 /// Moves the keys and values from `begin` to `end`, which the model has computed, to those before.
