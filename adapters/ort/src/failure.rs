@@ -5,8 +5,8 @@ use weirpool::AllocError;
 use weirpool::device::DeviceError;
 use weirpool_compat::RawError;
 
-/// Why a call of onnxruntime got no memory, or freed none. onnxruntime only sees a null pointer, and its run fails; the reason
-/// goes to the function of [`MemoryBuilder::report`](crate::MemoryBuilder::report).
+/// Why a call of onnxruntime got no memory, or freed none. onnxruntime sees the exception `std::bad_alloc`, and its run fails; the
+/// reason goes to the function of [`MemoryBuilder::report`](crate::MemoryBuilder::report).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {

@@ -80,9 +80,9 @@ impl Memory {
         self.0.blocks.pool()
     }
 
-    /// Begins a session that works on `stream` with memory of the pool. `provider` has further settings of the CUDA provider;
-    /// its device and stream are set here, and it records no graphs: a graph uses memory that is freed. `environment` is the one that the memory was
-    /// [registered](MemoryBuilder::register) with.
+    /// Begins a session that works on `stream` with memory of the pool. `environment` is the one that the memory was
+    /// [registered](MemoryBuilder::register) with. `provider` has further settings of the CUDA provider: its device and
+    /// stream are set here, and it records no graphs, since a graph goes on using memory that is freed.
     ///
     /// All work of the session, and all its memory, is in the order of the stream. Memory that one session has freed serves
     /// another once its stream has passed that point, or behind a wait on the device.
@@ -106,7 +106,6 @@ impl Memory {
         }
         self.0.blocks.add_stream(handle.addr(), stream)?;
         let provider = provider.with_device_id(self.pool().device().ordinal() as i32);
-        // A graph goes on using memory that its capture freed.
         let provider = provider.with_cuda_graph(false);
         // SAFETY: the registered stream is kept until the process ends.
         let provider = unsafe { provider.with_compute_stream(handle.cast()) };
