@@ -150,7 +150,8 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     };
     let refused = Err(AllocError::BlocksRuntime { requested: MIB });
     assert_eq!(runtime.block_on(runtime.spawn(task)).unwrap(), refused);
-    assert_eq!(waiting(&pool), 0);
+    let waits = pool.inspect().statistics().waits;
+    assert_eq!((waits.failed, waits.cancelled, waits.waiting), (2, 0, 0));
     pool.inspect().check_conserved().unwrap();
 }
 
