@@ -624,10 +624,8 @@ fn charged_bytes_are_the_capacitys() {
     let Err(AllocError::Exhausted(shortfall)) = refused else {
         panic!("{refused:?}")
     };
-    assert_eq!(
-        (shortfall.requested, shortfall.capacity),
-        (8 * MIB, 16 * MIB)
-    );
+    let seen = (shortfall.requested, shortfall.capacity);
+    assert_eq!(seen, (8 * MIB, 16 * MIB));
     assert_matches!(pool.charge(17 * MIB), Err(AllocError::TooLarge { .. }));
     let mut waiting = not_ready(pool.allocate(stream, 8 * MIB));
     drop(charge);

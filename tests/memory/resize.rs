@@ -219,10 +219,8 @@ fn resize_reports_the_memory_above_its_target() {
         let resized = pool.resize(4 * MIB).unwrap();
         assert_eq!((resized.target, resized.released), (4 * MIB, 8 * MIB));
         assert_eq!((resized.reserved, resized.excess()), (28 * MIB, 24 * MIB));
-        assert_eq!(
-            (resized.used, resized.pending, resized.free),
-            (12 * MIB, 16 * MIB, 0)
-        );
+        let found = (resized.used, resized.pending, resized.free);
+        assert_eq!(found, (12 * MIB, 16 * MIB, 0));
         assert!(!resized.is_reached());
         let text = "released 8.0 MiB; 28.0 MiB stay reserved, 24.0 MiB above the target of 4.0 MiB: \
                     12.0 MiB used, 16.0 MiB pending, 0 B free";

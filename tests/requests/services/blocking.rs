@@ -116,10 +116,8 @@ fn blocking_wait_works_inside_an_executor() {
     let pool = base(&device).made();
     let (work, stream) = stream(&device, &pool);
     let wait_for_work = || wait_for_work(&pool, &work, &stream);
-    assert_eq!(
-        futures::executor::block_on(async { wait_for_work() }),
-        Ok(ALL)
-    );
+    let found = futures::executor::block_on(async { wait_for_work() });
+    assert_eq!(found, Ok(ALL));
     assert_eq!(smol::block_on(async { wait_for_work() }), Ok(ALL));
 }
 
