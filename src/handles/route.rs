@@ -28,7 +28,7 @@ pub(crate) struct Route {
 /// The routes of a pool's streams, by the ids of their lanes. All registrations of a stream have routes, or none has.
 pub(super) struct Routes(Mutex<FxHashMap<StreamId, Routed>>);
 
-/// A registration that allocates in a capture. It stays until the capture is over, with what was freed on it.
+/// A registration that allocates in a capture. It stays until the capture is over, with the memory that was freed on it.
 struct Routed {
     registration: Arc<Registration>,
     route: Route,

@@ -17,6 +17,7 @@ struct Users {
 
 impl<K: Ord> AccessUsers<K> {
     /// Knows no access yet.
+    #[expect(clippy::new_without_default, reason = "made for statics")]
     pub const fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
@@ -76,7 +77,11 @@ mod tests {
         for was_there in [false, true] {
             let (users, is_given) = (AccessUsers::new(), Cell::new(was_there));
             let allow = || users.allow(1, || Ok::<_, ()>(is_given.replace(true)));
-            let forbid = || users.forbid(&1, || Ok::<_, ()>(is_given.set(false)));
+            let take = || {
+                is_given.set(false);
+                Ok::<_, ()>(())
+            };
+            let forbid = || users.forbid(&1, take);
             allow().unwrap();
             allow().unwrap();
             forbid().unwrap();

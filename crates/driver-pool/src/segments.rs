@@ -140,8 +140,8 @@ unsafe impl SegmentSource for Segments {
     }
 
     unsafe fn set_access(&self, peer: Peer, access: Access) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees that no work loses its access.
         match access {
+            // SAFETY: the caller guarantees that no work loses its access.
             Access::None => unsafe { self.pool.forbid_access_from(peer.ordinal) },
             _ => self.pool.allow_access_of(peer.ordinal),
         }
