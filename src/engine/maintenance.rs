@@ -476,6 +476,8 @@ pub(crate) fn release_above(engine: &Engine, bytes: u64) -> Result<u64, DeviceEr
 }
 
 /// Returns how much of a bound is left beside what others hold.
+#[cold]
+#[inline(never)]
 pub(crate) fn beside_charges(store: &HeapStore, bound: u64) -> u64 {
     bound.saturating_sub(store.totals().outside)
 }
