@@ -75,7 +75,7 @@ fn page_lists_every_file_that_uses_unsafe() {
     ] {
         collect(&root().join("crates").join(part).join("src"), &mut found);
     }
-    for part in ["candle", "cubecl", "cuda-core", "cudarc"] {
+    for part in ["candle", "cubecl", "cuda-core", "cudarc", "ort"] {
         let folder = root().join("adapters").join(part).join("src");
         collect(&folder, &mut found);
     }

@@ -35,12 +35,11 @@ static weirpool_statistics figures(weirpool_pool *pool) {
   return figures;
 }
 
-/* Returns bytes of the host that a copy on a stream writes later: a copy to other memory has ended when the call returns, so that
+/* Gives bytes of the host that a copy on a stream writes later: a copy to other memory has ended when the call returns, so that
  * no work would be left at a free. The bytes stay until the program ends. */
-static unsigned char *pinned(size_t bytes) {
-  void *memory;
-  CUDA(cudaMallocHost(&memory, bytes));
-  return memset(memory, 0, bytes);
+static void pinned(unsigned char **memory, size_t bytes) {
+  CUDA(cudaMallocHost((void **)memory, bytes));
+  memset(*memory, 0, bytes);
 }
 
 /* Writes a byte to memory on a stream `times` times, so that it takes long, and copies the end of it to the host. */
@@ -53,7 +52,8 @@ static void memory_moves_between_streams_in_order(void) {
   weirpool_pool *pool = create(256 * MIB, 0);
   cudaStream_t streams[3];
   for (int n = 0; n < 3; n++) CUDA(cudaStreamCreateWithFlags(&streams[n], cudaStreamNonBlocking));
-  unsigned char *last = pinned(300);
+  unsigned char *last;
+  pinned(&last, 300);
   /* Each takes over the memory of the one before, which is still at work: the whole pool. */
   for (int n = 0; n < 300; n++) {
     void *memory;
@@ -81,7 +81,8 @@ static void memory_moves_between_streams_in_order(void) {
 
 static void streams_may_end_before_their_memory(void) {
   weirpool_pool *pool = create(256 * MIB, 0);
-  unsigned char *last = pinned(200);
+  unsigned char *last;
+  pinned(&last, 200);
   for (int n = 0; n < 200; n++) {
     cudaStream_t stream, other;
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -102,7 +103,8 @@ static void streams_may_end_before_their_memory(void) {
 static void default_stream_is_served_and_that_of_a_thread_refused(void) {
   weirpool_pool *pool = create(64 * MIB, 0);
   void *memory;
-  unsigned char *last = pinned(1);
+  unsigned char *last;
+  pinned(&last, 1);
   OK(weirpool_allocate(pool, &memory, MIB, 0, NULL, WEIRPOOL_NO_WAIT));
   fill(memory, MIB, 5, 1, last, NULL);
   OK(weirpool_free(pool, memory, cudaStreamLegacy));
@@ -119,7 +121,8 @@ static void sync_memory_is_complete_for_every_stream(void) {
   CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
   for (int n = 0; n < 50; n++) {
     void *memory;
-    unsigned char *last = pinned(2);
+    unsigned char *last;
+    pinned(&last, 2);
     OK(weirpool_allocate(pool, &memory, 256 * MIB, 0, stream, 10 * WEIRPOOL_SECOND));
     fill(memory, 256 * MIB, 1, 20, &last[0], stream);
     OK(weirpool_free(pool, memory, stream));
@@ -140,7 +143,8 @@ static void *allocate_and_free(void *argument) {
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   for (int round = 0; round < 200; round++) {
     void *memory = NULL;
-    unsigned char *last = pinned(1);
+    unsigned char *last;
+    pinned(&last, 1);
     OK(weirpool_allocate(pool, &memory, 300 * MIB, 0, stream, 30 * WEIRPOOL_SECOND));
     fill(memory, 300 * MIB, 1 + round % 200, 2, last, stream);
     OK(weirpool_free(pool, memory, stream));
