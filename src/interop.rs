@@ -11,6 +11,7 @@ use crate::device::cuda::native::{
     names_of, of_native,
 };
 use crate::device::{DeviceError, RawStream};
+use crate::engine::Shared;
 use crate::error::StreamError;
 use crate::handles::Registration;
 use crate::stream::Event;
@@ -37,7 +38,8 @@ impl Guest {
             return Ok(Self::Registered(home.clone()));
         }
         if let Some(registration) = home.presence.roll.find(device, raw) {
-            registration.lane.set_for_copies(false);
+            let allowed = engine.streams.neighbours.allow_uses(&registration.lane);
+            allowed.map_err(|_| StreamError::ForeignDevice)?;
             return Ok(Self::Registered(registration));
         }
         match default {
@@ -66,7 +68,7 @@ impl Guest {
                 drop(block.uses().hold_for(block.registration())?);
                 let points = block.uses().points_before(access, None)?;
                 for point in &points {
-                    point.is_awaited_by(*raw)?;
+                    point.is_awaited_by(*raw, &block.registration().service.engine.shared)?;
                 }
                 Ok(())
             }
@@ -75,16 +77,16 @@ impl Guest {
 }
 
 impl Event {
-    fn is_awaited_by(&self, stranger: RawStream) -> Result<(), DeviceError> {
+    /// Makes a stream of a pool's own device come after the point.
+    fn is_awaited_by(&self, stranger: RawStream, of: &Shared) -> Result<(), DeviceError> {
         let marker = self.marker()?;
         if !marker.has_event() {
             return Ok(());
         }
-        let engine = &self.registration.service.engine;
         // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
-        let waits = unsafe { marker.event().delay(&*engine.shared.device, stranger) };
-        engine.shared.noted(waits)
+        let waits = unsafe { marker.event().delay(&*of.device, stranger) };
+        of.noted(waits)
     }
 }
 

@@ -249,15 +249,20 @@ impl Event {
         }
     }
 
-    /// Makes a stream of the same pool come after the point, unless it does already.
+    /// Makes a stream come after the point, unless it is known to do so already.
     ///
     /// # Errors
     /// Returns an error if the device cannot order the stream.
     pub(crate) fn bring_behind(&self, on: &Arc<Registration>) -> Result<(), DeviceError> {
         let engine = &on.service.engine;
         match &self.at {
-            At::Recorded(marker) => {
+            At::Recorded(marker)
+                if plain::Arc::ptr_eq(&on.presence, &self.registration.presence) =>
+            {
                 ordering::bring_behind(engine, &on.lane, &self.registration.lane, marker)
+            }
+            At::Recorded(marker) => {
+                ordering::order_behind_other_pool(&engine.shared, &on.lane, marker)
             }
             At::Captured(point) => point.order(on),
         }

@@ -3,6 +3,7 @@
 use super::{Access, Block, Part};
 use crate::copy::Upload;
 use crate::device::{CopyBetween, CopyEnd, DeviceError, DeviceErrorKind, PeerAccess};
+use crate::engine::ordering;
 use crate::error::CopyError;
 use crate::handles::{Registration, Route};
 use crate::stream::Stream;
@@ -125,6 +126,12 @@ impl Block {
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
         let transfer = on.service.engine.shared.noted(transfer)?;
+        for end in [&reader, &writer] {
+            if end.lane.is_for_copies() {
+                // An external stream may be gone when the access is taken back.
+                ordering::present_point(&end.service.engine, &end.lane);
+            }
+        }
         Ok(Upload::new(on.clone(), transfer))
     }
 }

@@ -5,9 +5,8 @@
 
 use super::uses::Points;
 use super::{Block, Extra, Uses};
-use crate::device::{DeviceError, DeviceErrorKind};
+use crate::device::DeviceError;
 use crate::engine::ordering;
-use crate::error::StreamError;
 use crate::handles::Registration;
 use crate::handles::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::id::{StreamId, Ticket};
@@ -197,34 +196,13 @@ impl Uses<'_> {
         }
         for (registration, point) in self.launches() {
             if on.is_none_or(|on| !Arc::ptr_eq(on, &registration)) {
-                points.extend(self.behind_launch(&registration, point)?);
+                // In the pool of the launch: an external stream of another pool may be gone.
+                let engine = &registration.service.engine;
+                let marker = ordering::marker_for(engine, &registration.lane, point)?;
+                points.extend(marker.map(|marker| Event::recorded(registration, marker)));
             }
         }
         Ok(())
-    }
-
-    /// Returns a point of a stream of the block's pool behind a launch; `None` if the launch is complete.
-    fn behind_launch(
-        self,
-        launched_on: &Arc<Registration>,
-        point: Ticket,
-    ) -> Result<Option<Event>, DeviceError> {
-        let is_own = plain::Arc::ptr_eq(&launched_on.presence, &self.home.presence);
-        if is_own {
-            let engine = &self.home.service.engine;
-            let marker = ordering::marker_for(engine, &launched_on.lane, point)?;
-            return Ok(marker.map(|marker| Event::recorded(launched_on.clone(), marker)));
-        }
-        if launched_on.lane.timeline.completed() >= point {
-            return Ok(None);
-        }
-        let known = Registration::for_copies(&self.home.presence, launched_on);
-        let registration = known.map_err(|error| match error {
-            StreamError::Device(error) => error,
-            error => DeviceError::new("wait", DeviceErrorKind::Unsupported, error.to_string()),
-        })?;
-        let marker = ordering::mark(&registration.service.engine, &registration.lane)?;
-        Ok(Some(Event::recorded(registration, marker)))
     }
 
     /// Lets the host in: until the result is dropped, no graph is launched that uses the block.

@@ -45,16 +45,18 @@ impl Stream {
             },
             source: Source::Grown,
         };
-        if memory.is_checked()
+        // First all that the owner is asked, since it may panic.
+        let (requested, residency) = (memory.requested(), memory.residency());
+        let checked_at = memory.is_checked().then(|| memory.location());
+        if let Some(location) = checked_at
             && let Some(observers) = registration.observers.as_deref()
         {
-            let location = memory.location().unwrap_or(Location::caller());
+            let location = location.unwrap_or(Location::caller());
             observers.outside_granted(&allocation, &registration.lane, location);
         }
         let counters = &registration.service.engine.shared.counters;
         counters.foreign_grew(bytes);
-        let rounding = u32::try_from(bytes.saturating_sub(memory.requested())).unwrap_or(u32::MAX);
-        let residency = memory.residency();
+        let rounding = u32::try_from(bytes.saturating_sub(requested)).unwrap_or(u32::MAX);
         if let Some(residency) = &residency {
             residency.remember(registration);
         }

@@ -18,7 +18,8 @@ const END: &str = "end_capture";
 /// While it exists, requests for the stream allocate from the memory of the capture, at once: one that would have to
 /// wait fails with [`NotReservedForCapture`](crate::AllocError::NotReservedForCapture). Fills and uploads on the stream
 /// become part of the graph, those that the pool makes for its blocks included. A download fails: make it after a
-/// launch.
+/// launch. All of this holds for each registration of the stream with the pool, also for one that is made meanwhile. The device
+/// refuses the calls of other pools that have registered the stream.
 ///
 /// Blocks of the capture that are dropped in it are reused in it. Other blocks that a call of this crate names in the
 /// capture stay with the graph: [`upload`](crate::Block::upload), [`submit`](Stream::submit), [`record_use`](Stream::record_use)

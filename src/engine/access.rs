@@ -185,7 +185,11 @@ fn change(engine: &Engine, device: &plain::Arc<dyn Device>) -> Result<bool, Acce
 fn complete_copies(engine: &Engine, device: DeviceId) -> CompleteCopies {
     let begun = engine.streams.neighbours.copies_begun(device);
     let is_complete = |lane: &Arc<Lane>| {
-        let point = ordering::present_point(engine, lane);
+        // An external stream may be gone: each copy on it has recorded its own point.
+        let point = match lane.is_external {
+            true => lane.cache.last_closed().0,
+            false => ordering::present_point(engine, lane),
+        };
         let marker = ordering::marker_for(engine, lane, point);
         marker.is_ok() && matches!(reaping::has_passed(engine, lane, point), Ok(true))
     };

@@ -99,16 +99,16 @@ impl Maintenance {
     /// Returns the reserved bytes above which free memory is released.
     fn most_cached(&self, store: &HeapStore) -> u64 {
         let threshold = self.most_kept(store);
-        if self.is_shrunk.load(Ordering::Relaxed) {
-            threshold.min(store.capacity())
-        } else {
-            threshold
+        match self.is_shrunk.load(Ordering::Relaxed) {
+            true => threshold.min(beside_charges(store, store.capacity())),
+            false => threshold,
         }
     }
 
     /// Returns whether no memory is ever released or moved unasked.
     pub(super) fn keeps_all(&self, store: &HeapStore) -> bool {
-        self.heuristic.is_none() && self.most_cached(store) == u64::MAX
+        let is_shrunk = self.is_shrunk.load(Ordering::Relaxed);
+        self.heuristic.is_none() && !is_shrunk && self.most_kept(store) == u64::MAX
     }
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn keep_up(engine: &Engine) -> Result<(), DeviceError> {
     // Noted before the gate is read: the last request that leaves either finds the note, or has opened the gate.
     engine.maintenance.is_put_off.store(true, Ordering::SeqCst);
     if engine.shared.is_awaited() {
-        return release_down_to(engine, engine.store.capacity()).map(drop);
+        return release_above(engine, engine.store.capacity()).map(drop);
     }
     engine.maintenance.is_put_off.store(false, Ordering::SeqCst);
     let done = keep_up_now(engine, free_low, is_synchronized);
@@ -284,7 +284,7 @@ fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<
         let lender = &engine.store.lease.lender;
         let bound = lender
             .as_ref()
-            .map(|_| beside_charges(engine, engine.store.leased()));
+            .map(|_| beside_charges(&engine.store, engine.store.leased()));
         if let Some(keep) = segments.to_trim().into_iter().chain(bound).min() {
             engine.shared.noted(segments.trim_to(keep))?;
         }
@@ -301,7 +301,7 @@ fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<
         make_one_piece(engine, total)?;
     }
     // All free memory above the capacity, and memory above the threshold that was free all the time.
-    let released = release_down_to(engine, engine.store.capacity())?;
+    let released = release_above(engine, engine.store.capacity())?;
     let unneeded = match is_synchronized {
         true => u64::MAX,
         false => free_low.saturating_sub(released),
@@ -472,12 +472,14 @@ pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
 /// # Errors
 /// Returns an error if the device call fails; memory released before stays released.
 pub(crate) fn release_above(engine: &Engine, bytes: u64) -> Result<u64, DeviceError> {
-    release_down_to(engine, beside_charges(engine, bytes))
+    release_down_to(engine, beside_charges(&engine.store, bytes))
 }
 
 /// Returns how much of a bound is left beside what others hold.
-pub(crate) fn beside_charges(engine: &Engine, bound: u64) -> u64 {
-    bound.saturating_sub(engine.store.totals().outside)
+#[cold]
+#[inline(never)]
+pub(crate) fn beside_charges(store: &HeapStore, bound: u64) -> u64 {
+    bound.saturating_sub(store.totals().outside)
 }
 
 /// Releases free memory as [`release_above`] does, including cached memory whose work is

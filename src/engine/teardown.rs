@@ -23,8 +23,8 @@ struct DeferredRelease {
     calls_block: bool,
     source: plain::Arc<dyn SegmentSource>,
     has_source: bool,
-    /// The segments are the device's own, and so is the access of peers to them.
-    is_plain: bool,
+    /// Peers have access to the segments of the source, rather than to chunks.
+    ends_access: bool,
     /// Told once the device has everything back.
     lender: Option<plain::Arc<Lender>>,
     /// A watch may call back at once: then the thread that looks does so again, instead of calling itself.
@@ -69,7 +69,7 @@ pub(super) fn end(engine: &Engine) {
         calls_block: shared.capabilities.memory_calls_block,
         source: source.clone(),
         has_source: shared.settings.has_source,
-        is_plain: shared.settings.is_plain_of_device(),
+        ends_access: !shared.settings.geometry.virtual_memory,
         lender: shared.settings.lender.clone(),
         errand: Errand::default(),
         assets: plain::Mutex::new(Some(Assets {
@@ -175,7 +175,7 @@ impl DeferredRelease {
     fn release(&self, Assets { held, segments, .. }: &Assets) {
         // SAFETY: no block exists any more, and all work that was submitted before the frees is complete (invariant
         // `safe-teardown`).
-        let refused = unsafe { held.release(segments, self.is_plain) };
+        let refused = unsafe { held.release(segments, self.ends_access) };
         if refused.segments {
             leak(self.has_source, &self.source, segments);
         }

@@ -92,6 +92,7 @@ impl Registration {
             presence: presence.clone(),
         });
         presence.roll.enter(&registration);
+        presence.routes.join(&registration);
         registration
     }
 
@@ -103,6 +104,14 @@ impl Registration {
     /// Returns the device of the stream, which may not be that of the pool.
     pub(crate) fn stream_device(&self) -> &plain::Arc<dyn Device> {
         self.lane.device(&self.service.engine.shared.device)
+    }
+
+    /// Returns whether both are registrations of one stream. An external stream can have the name that another one had before.
+    pub(super) fn is_of_same_stream(&self, other: &Self) -> bool {
+        let has_same_name = self.lane.raw == other.lane.raw
+            && self.stream_device().id() == other.stream_device().id();
+        let ids = self.lane.external_id.zip(other.lane.external_id);
+        has_same_name && ids.is_none_or(|(id, of_other)| id == of_other)
     }
 
     /// Returns whether this is a stream of that name, and not an external one.
@@ -178,8 +187,7 @@ unsafe impl DeviceStream for StreamOfOtherPool<'_> {
         let lane = &self.0.lane;
         let mut properties = StreamProperties::new(self.0.stream_device().id(), lane.raw);
         properties.takes_waits = lane.takes_waits;
-        // The number matters only to registrations that are found again, which those of external streams are not.
-        properties.external_id = lane.is_external.then_some(0);
+        properties.external_id = lane.external_id;
         Ok(properties)
     }
 

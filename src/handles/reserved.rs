@@ -321,7 +321,10 @@ impl Reserved {
         };
         let engine = &self.service().engine;
         if unused > 0 {
-            engine.merge_reservation(self.reservation, parent.reservation);
+            // One that is spent has left its place. It counts what a reservation in it grew by since.
+            let mut heirs = std::iter::successors(Some(parent), |heir| heir.parent.as_ref());
+            let heir = heirs.find(|heir| !heir.state.lock().is_spent);
+            engine.merge_reservation(self.reservation, heir.unwrap_or(parent).reservation);
         }
         if is_spent {
             self.disband();

@@ -13,7 +13,7 @@ use crate::sync::plain;
 use std::collections::BTreeMap;
 
 /// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has
-/// the name meanwhile. External streams are not kept, and are not entered.
+/// the name meanwhile. External streams are not kept, and are not found by their names alone.
 ///
 /// The models have no weak references, and no streams that are found again.
 #[derive(Debug, Default)]
@@ -31,6 +31,10 @@ impl Roll {
     pub(crate) fn find(&self, _: DeviceId, _: RawStream) -> Option<Arc<Registration>> {
         None
     }
+
+    pub(super) fn others_of(&self, _: &Registration) -> Vec<Arc<Registration>> {
+        Vec::new()
+    }
 }
 
 #[cfg(not(weirpool_loom))]
@@ -39,17 +43,14 @@ type NativeKey = (DeviceId, RawStream, StreamId);
 #[cfg(not(weirpool_loom))]
 impl Roll {
     pub(super) fn enter(&self, registration: &Arc<Registration>) {
-        if let Some(key) = key(registration) {
-            self.0.lock().insert(key, Arc::downgrade(registration));
-        }
+        let entry = Arc::downgrade(registration);
+        self.0.lock().insert(key(registration), entry);
     }
 
     /// Removes a registration that ends.
     pub(super) fn leave(&self, registration: &Registration) {
-        if let Some(key) = key(registration) {
-            let left = self.0.lock().remove(&key);
-            drop(left);
-        }
+        let left = self.0.lock().remove(&key(registration));
+        drop(left);
     }
 
     #[cfg(test)]
@@ -57,18 +58,32 @@ impl Roll {
         self.0.lock().len()
     }
 
-    pub(crate) fn find(&self, device: DeviceId, raw: RawStream) -> Option<Arc<Registration>> {
+    /// Returns the registrations of streams that have, or had, a name.
+    fn named(&self, device: DeviceId, raw: RawStream) -> Vec<Arc<Registration>> {
         let roll = self.0.lock();
         let named = roll.range((device, raw, StreamId::NONE)..);
-        let mut named = named.take_while(|((on, name, _), _)| (*on, *name) == (device, raw));
-        named.find_map(|(_, registration)| registration.upgrade())
+        let named = named.take_while(|((on, name, _), _)| (*on, *name) == (device, raw));
+        named.filter_map(|(_, known)| known.upgrade()).collect()
+    }
+
+    /// Returns a registration of the stream that has a name, if it is not an external one.
+    pub(crate) fn find(&self, device: DeviceId, raw: RawStream) -> Option<Arc<Registration>> {
+        let mut named = self.named(device, raw).into_iter();
+        named.find(|known| !known.lane.is_external)
+    }
+
+    /// Returns the other registrations of a stream.
+    pub(super) fn others_of(&self, stream: &Registration) -> Vec<Arc<Registration>> {
+        let mut others = self.named(stream.stream_device().id(), stream.lane.raw);
+        others.retain(|other| other.lane.id != stream.lane.id && other.is_of_same_stream(stream));
+        others
     }
 }
 
 #[cfg(not(weirpool_loom))]
-fn key(registration: &Registration) -> Option<NativeKey> {
+fn key(registration: &Registration) -> NativeKey {
     let lane = &registration.lane;
-    (!lane.is_external).then(|| (registration.stream_device().id(), lane.raw, lane.id))
+    (registration.stream_device().id(), lane.raw, lane.id)
 }
 
 #[cfg(all(test, feature = "sim", not(weirpool_loom)))]

@@ -2,7 +2,7 @@
 
 use super::{CaptureClock, FromPart, GraphShare, GraphUses, Registration};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::engine::{Change, maintenance, order};
+use crate::engine::{Change, maintenance, order, ordering};
 use crate::error::AllocError;
 use crate::id::StreamId;
 use crate::lane::Lane;
@@ -25,12 +25,54 @@ pub(crate) struct Route {
     others: SmallVec<[plain::Arc<CaptureClock>; 1]>,
 }
 
-/// The routes of a pool's streams, by the ids of their lanes.
-pub(super) struct Routes(Mutex<FxHashMap<StreamId, Route>>);
+/// The routes of a pool's streams, by the ids of their lanes. All registrations of a stream have routes, or none has.
+pub(super) struct Routes(Mutex<FxHashMap<StreamId, Routed>>);
+
+/// A registration that allocates in a capture. It stays until the capture is over, with the memory that was freed on it.
+struct Routed {
+    registration: Arc<Registration>,
+    route: Route,
+}
 
 impl Default for Routes {
     fn default() -> Self {
         Self(Mutex::new(Guards::Registry, FxHashMap::default()))
+    }
+}
+
+impl Routes {
+    /// Lets a further registration of a stream take part in the capture of the stream, if there is one.
+    pub(super) fn join(&self, registration: &Arc<Registration>) {
+        let of_others = |routes: &FxHashMap<StreamId, Routed>| {
+            let mut others = routes.values();
+            let other = others.find(|other| other.registration.is_of_same_stream(registration));
+            other.map(|other| other.route.clone())
+        };
+        let present = || of_others(&self.0.lock());
+        let (engine, lane) = (&registration.service.engine, &registration.lane);
+        // Again if that capture ended meanwhile: another one may have begun.
+        while let Some(mut route) = present() {
+            route.order = route.clock.order_of(lane);
+            if !order::begin_capture(&engine.store, lane, route.order) {
+                return;
+            }
+            {
+                let mut routes = self.0.lock();
+                let now = of_others(&routes);
+                if now.is_some_and(|now| plain::Arc::ptr_eq(&now.uses, &route.uses)) {
+                    let registration = registration.clone();
+                    routes.insert(
+                        lane.id,
+                        Routed {
+                            registration,
+                            route,
+                        },
+                    );
+                    return;
+                }
+            }
+            order::end_capture(engine, lane);
+        }
     }
 }
 
@@ -47,49 +89,70 @@ impl Route {
     #[cold]
     fn of_captured(stream: &Registration) -> Option<Self> {
         let routes = stream.presence.routes.0.lock();
-        routes.get(&stream.lane.id).cloned()
+        routes
+            .get(&stream.lane.id)
+            .map(|routed| routed.route.clone())
     }
 
     /// Lets a stream allocate from memory for graphs, in the order of a capture, until [`end`](Self::end). Its freed blocks
-    /// stay pending until then, and the pool makes no call on it.
+    /// stay pending until then, and the pool makes no call on it. It does so by each of its registrations.
     ///
     /// # Errors
     /// Returns an error if it does so already.
     pub(crate) fn begin(
-        stream: &Registration,
+        stream: &Arc<Registration>,
         share: &plain::Arc<GraphShare>,
         uses: &plain::Arc<GraphUses>,
         clock: &plain::Arc<CaptureClock>,
     ) -> Result<(), DeviceError> {
-        let order = clock.order_of(&stream.lane);
-        if !order::begin_capture(&stream.service.engine.store, &stream.lane, order) {
-            let reason = "the stream is being captured already; end that capture first";
-            let kind = DeviceErrorKind::Unsupported;
-            return Err(DeviceError::new("begin_capture", kind, reason));
-        }
         let route = Self {
             share: share.clone(),
             uses: uses.clone(),
             clock: clock.clone(),
-            order,
+            order: clock.order_of(&stream.lane),
             others: SmallVec::new(),
+        };
+        let engine = &stream.service.engine;
+        if !order::begin_capture(&engine.store, &stream.lane, route.order) {
+            let reason = "the stream is being captured already; end that capture first";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("begin_capture", kind, reason));
+        }
+        let routed = Routed {
+            registration: stream.clone(),
+            route,
         };
         let former = stream
             .presence
             .routes
             .0
             .lock()
-            .insert(stream.lane.id, route);
+            .insert(stream.lane.id, routed);
         drop(former);
+        for other in stream.presence.roll.others_of(stream) {
+            if !other.lane.is_external && clock.frontier(&other.lane).is_none() {
+                // As for the stream itself. Where the stream is captured already, its freed memory stays pending.
+                let _ = ordering::mark(engine, &other.lane);
+                stream.service.publish(Change::Memory);
+            }
+            stream.presence.routes.join(&other);
+        }
         Ok(())
     }
 
     /// Ends what [`begin`](Self::begin) began.
     pub(crate) fn end(stream: &Registration) {
-        // It may be the last owner of memory: dropped outside locks, after the end.
-        let route = stream.presence.routes.0.lock().remove(&stream.lane.id);
-        order::end_capture(&stream.service.engine, &stream.lane);
-        drop(route);
+        // They may be the last owners of memory and of streams: dropped outside locks, after the end.
+        let ended: Vec<Routed> = {
+            let mut routes = stream.presence.routes.0.lock();
+            let ended =
+                routes.extract_if(|_, routed| routed.registration.is_of_same_stream(stream));
+            ended.map(|(_, routed)| routed).collect()
+        };
+        for routed in &ended {
+            order::end_capture(&stream.service.engine, &routed.registration.lane);
+        }
+        drop(ended);
         stream.service.publish(Change::Memory);
         // Memory that was freed on the captured stream had no event to watch.
         maintenance::note_progress(&stream.service.engine);
@@ -112,7 +175,7 @@ impl Route {
         let order = clock.order_of(&stream.lane);
         // The clock may have its last owner here: it is dropped outside the lock.
         let mut routes = stream.presence.routes.0.lock();
-        let route = routes.get_mut(&stream.lane.id)?;
+        let route = &mut routes.get_mut(&stream.lane.id)?.route;
         if plain::Arc::ptr_eq(&route.clock, &self.clock) {
             route.order = order;
             route

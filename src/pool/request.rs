@@ -380,6 +380,7 @@ impl<K: Kind> Request<K> {
         self.owner = Owner::Blocks;
         block_on_unless_in_task(&mut self).unwrap_or_else(|| {
             let requested = self.waiting.requested();
+            self.waiting.record_failed();
             Err(AllocError::BlocksRuntime { requested })
         })
     }

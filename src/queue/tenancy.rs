@@ -96,7 +96,7 @@ fn apply_lease(service: &Arc<Service>, bounds: Bounds, waker: &Waker) -> Holding
         let _ = maintenance::evict_above(engine, bound);
     }
     if bound <= before {
-        let keep = maintenance::beside_charges(engine, bound);
+        let keep = maintenance::beside_charges(&engine.store, bound);
         engine.supply.trim_source(&engine.shared, keep);
     }
     if is_binding && engine.supply.held(&engine.store) <= bound {

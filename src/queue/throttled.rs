@@ -28,6 +28,8 @@ pub(super) fn look(
     if now >= current.fails_at(&service.rules)? {
         // The first request fails, even if no executor polls it. What its task holds may let this one in.
         match service.queue.first_throttled(tag) {
+            // The limit was raised meanwhile, and let this one in.
+            _ if !waiter.is_throttled() => return None,
             Some(first) if first.entry.sort_key != waiter.entry.sort_key => {
                 let error = deadlocked(service, &first, tag);
                 service.fail(&first, error);
@@ -52,5 +54,42 @@ fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
         requested: waiter.demand.request.bytes,
         used: account.charged(),
         limit: account.limit().unwrap_or(u64::MAX),
+    }
+}
+
+#[cfg(all(test, feature = "sim", not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::Pool;
+    use crate::device::sim::{Clock, SimDevice};
+    use std::future::{Future, IntoFuture};
+    use std::time::Duration;
+
+    /// Its time is over, and another thread raises the limit before it is looked at.
+    #[test]
+    fn request_that_a_raised_limit_lets_in_does_not_fail_at_the_limit() {
+        let device = SimDevice::builder().clock(Clock::Manual).build();
+        let grace = Duration::from_millis(1);
+        let pool = Pool::builder(device.clone()).fail_deadlocks_after(grace);
+        let pool = pool.build().unwrap();
+        let stream = pool.create_stream().unwrap();
+        let tag = Tag::new("throttled: raised");
+        pool.tag(tag).set_limit(Some(4096));
+        let held = pool.allocate(&stream, 4096).tag(tag).try_now().unwrap();
+        let mut request = pool.allocate(&stream, 4096).tag(tag).into_future();
+        let mut poll = || {
+            let context = &mut std::task::Context::from_waker(Waker::noop());
+            std::pin::Pin::new(&mut request).poll(context)
+        };
+        assert!(poll().is_pending());
+        let waiter = pool.service().queue.first_throttled(tag).unwrap();
+        let mut standstill = None;
+        let mut look = || look(pool.service(), &waiter, tag, &mut standstill, Waker::noop());
+        assert_eq!(look(), None);
+        device.advance(2 * grace);
+        pool.tag(tag).set_limit(Some(8192));
+        assert_eq!(look(), None);
+        assert!(poll().is_ready());
+        drop(held);
     }
 }

@@ -351,6 +351,7 @@ pub(super) fn outcome_of(error: &AllocError) -> WaitOutcome {
     match error {
         AllocError::TimedOut { .. } => WaitOutcome::TimedOut,
         AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => WaitOutcome::Deadlocked,
+        AllocError::QueueFull(_) => WaitOutcome::Refused,
         _ => WaitOutcome::Failed,
     }
 }

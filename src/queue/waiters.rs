@@ -83,8 +83,6 @@ pub(super) enum Leaving {
     /// With memory of a reservation, which its tag is not charged for, and nothing of the queue.
     Drawn,
     Unserved,
-    /// It lost its place to a request of another tag.
-    Displaced,
 }
 
 /// The queue, and the waiters of its requests.
@@ -188,7 +186,7 @@ impl Waiters {
             // A request that was granted in this moment keeps its grant. It leaves by itself, and makes room.
             let waker = waiter.fail(AllocError::QueueFull(full.into()));
             if waker.is_some() {
-                moved.and(self.leave_from(members, &waiter, Leaving::Displaced, now, trash));
+                moved.and(self.leave_from(members, &waiter, Leaving::Unserved, now, trash));
             }
             Some(Displaced { waiter, waker })
         });
@@ -264,7 +262,13 @@ impl Waiters {
     ) -> Moved {
         let entry = &waiter.entry;
         let is_served = how == Leaving::Served;
+        let waited = now.saturating_sub(entry.since);
         let Some(left) = members.queue.leave(entry, is_served, now) else {
+            if how == Leaving::Drawn && !waiter.is_served() {
+                // It has failed, and was polled late.
+                let ended = waiter.unserved();
+                (self.counted_for(waiter)).for_each(|waits| waits.serve_late(ended, waited));
+            }
             return Moved::default();
         };
         trash.add(members.waiters.remove(&entry.sort_key.position));
@@ -281,11 +285,8 @@ impl Waiters {
         self.scopes.leave(waiter, trash);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         self.counted_for(waiter).for_each(|waits| match how {
-            Leaving::Served | Leaving::Drawn => {
-                waits.end(WaitOutcome::Served, now.saturating_sub(entry.since));
-            }
+            Leaving::Served | Leaving::Drawn => waits.end(WaitOutcome::Served, waited),
             Leaving::Unserved => waits.end(waiter.unserved(), Duration::ZERO),
-            Leaving::Displaced => waits.end_refused(),
         });
         moved
     }

@@ -217,6 +217,14 @@ impl Waiting {
         }
     }
 
+    /// Notes that the request fails, with an error of its caller's.
+    #[cold]
+    pub(crate) fn record_failed(&self) {
+        if let Some(membership) = self.0.as_deref() {
+            membership.waiter.record_unserved(WaitOutcome::Failed);
+        }
+    }
+
     /// Returns the size of the waiting request in bytes, rounded up to the pool's step; 0 if none waits.
     #[cold]
     pub(crate) fn requested(&self) -> u64 {
@@ -248,7 +256,7 @@ impl Waiting {
         let time_waited = service.now().saturating_sub(waiter.entry.since);
         let outcome = match how {
             Leaving::Served | Leaving::Drawn => WaitOutcome::Served,
-            Leaving::Unserved | Leaving::Displaced => waiter.unserved(),
+            Leaving::Unserved => waiter.unserved(),
         };
         serving::depart(service, &waiter, how);
         service.engine.store.tell(|| Fact::Waited {

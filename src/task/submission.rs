@@ -53,10 +53,20 @@ impl<'s> Submission<'s> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// The memory is borrowed until the work is submitted:
+    /// ```compile_fail,E0505
+    /// # use weirpool::{Block, Stream};
+    /// # fn sum(stream: &Stream, block: Block) -> Result<(), weirpool::TaskError> {
+    /// let sum = stream.task("sum").uses(&block)?;
+    /// drop(block); // its free would not come after the work
+    /// sum.run(|| 1 + 1)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// Returns [`StreamError::UnseenByHost`](crate::StreamError) for memory of the device alone, and the errors of
     /// [`Stream::record_use`]. Nothing is ordered or noted then.
-    pub fn uses(mut self, accesses: impl Accesses) -> Result<Self, TaskError> {
+    pub fn uses(mut self, accesses: impl Accesses + 's) -> Result<Self, TaskError> {
         let mut order = AccessOrder::on(self.stream);
         order.uses = Some(&mut self.uses);
         accesses.order(&mut order)?;

@@ -210,10 +210,8 @@ pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
     assert_shortfall(&shortfall);
     // The pool reports the same figures on request, not only in the error.
     let figures = site.pool.inspect().statistics();
-    assert_eq!(
-        (figures.free, figures.used.current),
-        (shortfall.free, shortfall.used)
-    );
+    let found = (figures.free, figures.used.current);
+    assert_eq!(found, (shortfall.free, shortfall.used));
     assert_eq!(figures.fragmentation(), shortfall.fragmentation());
     gate.open();
     first.settle();

@@ -10,8 +10,9 @@ use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 fn assert_adds_up(pool: &Pool) -> Snapshot {
     let (snapshot, figures) = (pool.inspect().snapshot(), pool.inspect().statistics());
     let states = [BlockState::Used, BlockState::Pending, BlockState::Free];
+    let found = states.map(|state| snapshot.bytes_in(state));
     assert_eq!(
-        states.map(|state| snapshot.bytes_in(state)),
+        found,
         [figures.used.current, figures.pending.current, figures.free]
     );
     assert_eq!(snapshot.reserved(), figures.reserved.current);

@@ -82,10 +82,8 @@ pub(crate) fn driver_pool_has_properties_and_attributes<B: Bench>() {
     let builder = DriverPool::builder(&device).handle_types(handle_types);
     let pool = builder.max_size(64 * MIB).build().unwrap();
     let properties = pool.properties();
-    assert_eq!(
-        (properties.kind, properties.max_size),
-        (MemoryKind::Device, 64 * MIB)
-    );
+    let seen = (properties.kind, properties.max_size);
+    assert_eq!(seen, (MemoryKind::Device, 64 * MIB));
     assert_eq!(properties.handle_types, handle_types);
     let unknown = HandleTypes::WIN32;
     if !handle_types.contains_all(unknown) {
@@ -162,10 +160,8 @@ pub(crate) fn passed_allocation_or_free_is_one_call_of_the_driver<B: Bench>() {
     for round in 1..=4 {
         let block = worker.take(MIB + 1);
         assert_eq!(block.size(), MIB + 512, "rounded to the pool's own step");
-        assert_eq!(
-            (probe.calls("allocate"), probe.calls("free")),
-            (round, round - 1)
-        );
+        let seen = (probe.calls("allocate"), probe.calls("free"));
+        assert_eq!(seen, (round, round - 1));
         assert_eq!(site.pool.inspect().statistics().used.current, block.size());
         worker.use_up(&block, round as u8);
         drop(block);
@@ -341,10 +337,8 @@ pub(crate) fn refused_free_falls_back_to_the_pool<B: Bench>() {
     drop(block);
     assert!(probe.has_failed("free"));
     let figures = site.pool.inspect().statistics();
-    assert_eq!(
-        (figures.pending.current, figures.used.current),
-        (8 * MIB, 0)
-    );
+    let seen = (figures.pending.current, figures.used.current);
+    assert_eq!(seen, (8 * MIB, 0));
     assert_eq!(through.used(), 8 * MIB);
     gate.open();
     worker.settle();

@@ -34,10 +34,8 @@ fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKi
     probe.fail(call, nth, kind);
     let first = worker.try_take(8 * MIB);
     site.pool.inspect().check().unwrap();
-    assert_eq!(
-        site.pool.inspect().statistics().reserved.current,
-        probe.held()
-    );
+    let found = site.pool.inspect().statistics().reserved.current;
+    assert_eq!(found, probe.held());
     assert!(probe.held() <= 16 * MIB);
     let has_failed = probe.has_failed(call);
     // When out of memory, the pool tries other sources. It reports any other error.
@@ -73,10 +71,8 @@ fn works_as_before<B: Bench>(
     worker.use_up(&block, 2);
     kept.iter().for_each(|block| worker.expect(block, 1));
     worker.free_and_settle(block);
-    assert_eq!(
-        site.pool.inspect().statistics().reserved.current,
-        probe.held()
-    );
+    let found = site.pool.inspect().statistics().reserved.current;
+    assert_eq!(found, probe.held());
 }
 
 /// Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device
@@ -114,10 +110,8 @@ fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
         "{call} {nth}: {first:?}"
     );
     site.pool.inspect().check().unwrap();
-    assert_eq!(
-        site.pool.inspect().statistics().reserved.current,
-        probe.held()
-    );
+    let found = site.pool.inspect().statistics().reserved.current;
+    assert_eq!(found, probe.held());
     drop(first);
     works_as_before((&site, &probe), &worker, &kept, 4 * CHUNK);
     drop(kept);

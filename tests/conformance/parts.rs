@@ -95,10 +95,8 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     drop(whole);
     block_on(worker.stream.synchronize()).unwrap();
     let statistics = site.pool.inspect().statistics();
-    assert_eq!(
-        (statistics.free_blocks, statistics.largest_free),
-        (1, 8 * MIB)
-    );
+    let found = (statistics.free_blocks, statistics.largest_free);
+    assert_eq!(found, (1, 8 * MIB));
     site.assert_conserved();
 }
 

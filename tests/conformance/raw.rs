@@ -57,10 +57,8 @@ pub(crate) fn address_is_freed_once<B: Bench>() {
         panic!("an address within a block");
     };
     let found = found.expect("the block that it is in");
-    assert_eq!(
-        (found.address, found.state),
-        (kept.into(), BlockState::Used)
-    );
+    let seen = (found.address, found.state);
+    assert_eq!(seen, (kept.into(), BlockState::Used));
     // The refused calls have no effect.
     assert_eq!(raw.given_out(), 1);
     assert_eq!(site.pool.inspect().statistics().used.current, 4 * MIB);

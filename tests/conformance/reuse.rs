@@ -125,10 +125,8 @@ pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
     }
     site.pool.maintain().reap().unwrap();
     let statistics = site.pool.inspect().statistics();
-    assert_eq!(
-        (statistics.pending.current, statistics.device_waits),
-        (0, 0)
-    );
+    let found = (statistics.pending.current, statistics.device_waits);
+    assert_eq!(found, (0, 0));
     site.assert_sound();
 }
 
@@ -253,10 +251,8 @@ pub(crate) fn odd_size_does_not_grow_the_pool_repeatedly<B: Bench>() {
     let warm = site.pool.inspect().statistics();
     (0..20).for_each(|_| turn());
     let after = site.pool.inspect().statistics();
-    assert_eq!(
-        (after.growths, after.reserved),
-        (warm.growths, warm.reserved)
-    );
+    let found = (after.growths, after.reserved);
+    assert_eq!(found, (warm.growths, warm.reserved));
     site.assert_sound();
 }
 
@@ -278,10 +274,8 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
     // A stream with 16 pending events checks which of them can be reused.
     assert!(rounds(30) <= 4 * 17);
     assert!(rounds(300) <= 4 * 17);
-    assert_eq!(
-        probe.calls("create_event"),
-        site.pool.inspect().statistics().events_created
-    );
+    let found = probe.calls("create_event");
+    assert_eq!(found, site.pool.inspect().statistics().events_created);
     drop((site, workers));
     eventually(|| probe.events() == 0);
 }

@@ -103,10 +103,8 @@ pub(crate) fn reserved_memory_neither_waits_nor_is_overwritten<B: Bench>() {
     let gate = first.use_until_opened(&block, 1);
     drop(block);
     let again = reservation.allocate(&first.stream, 8 * MIB).unwrap();
-    assert_eq!(
-        (again.address(), again.source()),
-        (address, Source::SameStream)
-    );
+    let found = (again.address(), again.source());
+    assert_eq!(found, (address, Source::SameStream));
     first.use_up(&again, 2);
     drop(again);
     let elsewhere = reservation.allocate(&second.stream, 8 * MIB).unwrap();
@@ -206,9 +204,7 @@ pub(crate) fn draining_waits_for_the_device<B: Bench>() {
     gate.open();
     block_on(drain).unwrap();
     let statistics = site.pool.inspect().statistics();
-    assert_eq!(
-        (statistics.used.current, statistics.pending.current),
-        (0, 0)
-    );
+    let found = (statistics.used.current, statistics.pending.current);
+    assert_eq!(found, (0, 0));
     site.assert_sound();
 }

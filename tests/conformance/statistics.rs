@@ -16,10 +16,8 @@ fn assert_sum(statistics: &Statistics) {
         moving,
         ..
     } = statistics;
-    assert_eq!(
-        free + used.current + pending.current + moving,
-        reserved.current
-    );
+    let found = free + used.current + pending.current + moving;
+    assert_eq!(found, reserved.current);
     for level in [used, pending, reserved] {
         assert!(level.high >= level.current, "{level:?}");
     }
@@ -34,10 +32,8 @@ pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     let used = site.pool.inspect().statistics();
     assert_sum(&used);
     let sizes = blocks.iter().map(|block| block.size()).sum::<u64>();
-    assert_eq!(
-        (used.used.current, used.reserved.current),
-        (sizes, probe.held())
-    );
+    let found = (used.used.current, used.reserved.current);
+    assert_eq!(found, (sizes, probe.held()));
     let gate = worker.use_until_opened(&blocks[0], 1);
     drop(blocks);
     let pending = site.pool.inspect().statistics();
@@ -132,10 +128,8 @@ pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
     let [first, middle, last] = [4, 8, 4].map(|mib| worker.take_from(Source::Grown, mib * MIB));
     let figures = site.pool.inspect().statistics();
     assert_eq!((figures.live_blocks, figures.chunks), (3, held()));
-    assert_eq!(
-        (figures.releasable_chunks, figures.releasable_bytes),
-        (0, 0)
-    );
+    let found = (figures.releasable_chunks, figures.releasable_bytes);
+    assert_eq!(found, (0, 0));
 
     let gate = worker.use_until_opened(&middle, 1);
     drop(middle);
@@ -147,16 +141,12 @@ pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
     let told = [figures.largest_free, figures.releasable_bytes];
     assert_eq!(told.map(|bytes| bytes / MIB), [8, 8]);
     assert!((1..figures.chunks).contains(&figures.releasable_chunks));
-    assert_eq!(
-        site.pool.trim_to(0).unwrap().released,
-        figures.releasable_bytes
-    );
+    let found = site.pool.trim_to(0).unwrap().released;
+    assert_eq!(found, figures.releasable_bytes);
     let trimmed = site.pool.inspect().statistics();
     assert_eq!(trimmed.chunks, figures.chunks - figures.releasable_chunks);
-    assert_eq!(
-        (trimmed.chunks, trimmed.reserved.current),
-        (held(), probe.held())
-    );
+    let found = (trimmed.chunks, trimmed.reserved.current);
+    assert_eq!(found, (held(), probe.held()));
     drop((first, last));
     assert_eq!(site.pool.inspect().statistics().live_blocks, 0);
     site.assert_sound();

@@ -168,10 +168,8 @@ pub(crate) fn small_service_runs_on_any_executor<B: Bench, E: Executor>() {
     })]);
     let statistics = site.pool.inspect().statistics();
     assert_eq!(statistics.waits.waiting, 0);
-    assert_eq!(
-        (statistics.used.current, statistics.pending.current),
-        (0, 0)
-    );
+    let found = (statistics.used.current, statistics.pending.current);
+    assert_eq!(found, (0, 0));
     site.assert_sound();
 }
 

@@ -185,10 +185,8 @@ pub(crate) fn written_elements_are_read_on_any_stream<B: Bench>() {
     let last: Vec<u32> = elements.iter().map(|n| n + 5).collect();
     assert!(block_on(shared.read(&workers[1].stream)).unwrap() == last);
     let part = shared.view(10..20).unwrap();
-    assert_eq!(
-        block_on(part.read(&workers[2].stream)).unwrap(),
-        last[10..20]
-    );
+    let found = block_on(part.read(&workers[2].stream)).unwrap();
+    assert_eq!(found, last[10..20]);
     drop((shared, part));
     settle_all(&workers.each_ref());
     site.assert_conserved();

@@ -326,10 +326,8 @@ fn throttled_request_is_woken_once_evicting_is_enough() {
         assert!(!tasks[first].is_waiting(), "{change:?}");
         // One block is enough for one of the requests, and both are needed for both of them, or at the raised limit.
         assert!(!cached[0].is_present());
-        assert_eq!(
-            cached[1].is_present(),
-            matches!(change, Change::CancelledFirst)
-        );
+        let found = cached[1].is_present();
+        assert_eq!(found, matches!(change, Change::CancelledFirst));
         drop(held);
     }
 }

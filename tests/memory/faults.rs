@@ -10,10 +10,8 @@ use weirpool::*;
 fn is_consistent(device: &SimDevice, pool: &Pool) {
     pool.inspect().check().unwrap();
     let statistics = pool.inspect().statistics();
-    assert_eq!(
-        statistics.reserved.current,
-        device.counters().physical_in_use
-    );
+    let found = statistics.reserved.current;
+    assert_eq!(found, device.counters().physical_in_use);
 }
 
 /// The upstream fails during growth, at each of its steps.
@@ -418,10 +416,8 @@ fn refused_growth_leaves_the_statistics_as_they_were() {
     low.grow(512).try_now().unwrap_err();
     let after = pool.inspect().statistics();
     assert_eq!(after.live_blocks, before.live_blocks);
-    assert_eq!(
-        (after.allocations, after.frees),
-        (before.allocations, before.frees)
-    );
+    let found = (after.allocations, after.frees);
+    assert_eq!(found, (before.allocations, before.frees));
     drop(low);
     let statistics = pool.inspect().statistics();
     assert_eq!((statistics.live_blocks, statistics.used.current), (0, 0));

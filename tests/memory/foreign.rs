@@ -72,6 +72,7 @@ struct Owner {
     release: Release,
     is_ready: bool,
     is_checked: bool,
+    is_broken: bool,
     location: Option<&'static Location<'static>>,
 }
 
@@ -89,6 +90,7 @@ impl Owner {
             release: Box::new(release),
             is_ready: false,
             is_checked: true,
+            is_broken: false,
             location: None,
         })
     }
@@ -107,6 +109,7 @@ unsafe impl ForeignMemory for Owner {
     }
 
     fn requested(&self) -> u64 {
+        assert!(!self.is_broken, "the owner panics");
         BYTES - 1
     }
 
@@ -168,6 +171,10 @@ fn foreign_memory_is_used_as_any_block() {
     let site = Site::new();
     let [(_, stream), (_, other), _] = &site.streams;
     let before = site.pool.inspect().statistics();
+    let mut broken = Owner::of(&site.memory);
+    broken.is_broken = true;
+    catch_unwind(AssertUnwindSafe(|| adopt(stream, broken))).unwrap_err();
+    assert_eq!(site.foreign(), 0);
     let mut block = site.adopt();
     assert_eq!(block.address().to_bits(), site.memory.address);
     assert_eq!((block.size(), block.requested()), (BYTES, BYTES - 1));
@@ -617,10 +624,8 @@ fn charged_bytes_are_the_capacitys() {
     let Err(AllocError::Exhausted(shortfall)) = refused else {
         panic!("{refused:?}")
     };
-    assert_eq!(
-        (shortfall.requested, shortfall.capacity),
-        (8 * MIB, 16 * MIB)
-    );
+    let seen = (shortfall.requested, shortfall.capacity);
+    assert_eq!(seen, (8 * MIB, 16 * MIB));
     assert_matches!(pool.charge(17 * MIB), Err(AllocError::TooLarge { .. }));
     let mut waiting = not_ready(pool.allocate(stream, 8 * MIB));
     drop(charge);

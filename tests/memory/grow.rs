@@ -188,10 +188,8 @@ fn growth_is_charged_to_the_tag() {
     );
     drop(cache);
     let statistics = pool.tag(tag).statistics();
-    assert_eq!(
-        (statistics.used.current, statistics.used.high),
-        (0, 8 * MIB)
-    );
+    let found = (statistics.used.current, statistics.used.high);
+    assert_eq!(found, (0, 8 * MIB));
     assert_eq!((statistics.allocations, statistics.frees), (1, 1));
 }
 
@@ -206,10 +204,8 @@ fn unavailable_room_is_refused_at_once() {
     assert_matches!(room(0).try_now(), Ok(block) if block.size() == 2 * MIB);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let mut drawn = reservation.allocate(&own, 512).unwrap();
-    assert_eq!(
-        drawn.grow(512).try_now(),
-        Err(AllocError::NoRoom { room: 0 })
-    );
+    let found = drawn.grow(512).try_now();
+    assert_eq!(found, Err(AllocError::NoRoom { room: 0 }));
     let plain = SimDevice::builder().virtual_memory(false).build();
     let pool = builder(&plain, 32 * MIB).made();
     let (_, own) = stream(&plain, &pool);
@@ -220,10 +216,8 @@ fn unavailable_room_is_refused_at_once() {
         .made();
     let (_, own) = stream(&device, &pool);
     let mut block = pool.try_allocate(&own, MIB).unwrap();
-    assert_eq!(
-        block.grow(MIB).try_now(),
-        Err(AllocError::NoRoom { room: 0 })
-    );
+    let found = block.grow(MIB).try_now();
+    assert_eq!(found, Err(AllocError::NoRoom { room: 0 }));
 }
 
 /// A history shows growth as a free and an allocation at one address, and nothing leaks.

@@ -194,10 +194,8 @@ fn stream_queries_few_others_while_new_memory_is_available() {
     assert!(cost.queries <= 4.0 && cost.memory == 0.0, "{cost:?}");
     assert_eq!((cost.records, cost.waits), (3.0, 1.0));
     let alone = in_turn(WhenShort::GrowFirst, PLENTY, us(20));
-    assert_eq!(
-        (alone.queries, alone.records, alone.waits, alone.memory),
-        (0.0, 0.0, 0.0, 0.0)
-    );
+    let found = (alone.queries, alone.records, alone.waits, alone.memory);
+    assert_eq!(found, (0.0, 0.0, 0.0, 0.0));
 }
 
 /// An allocation looks several times for a scope that it is in. Another thread that enters one and leaves it in between

@@ -45,10 +45,8 @@ fn block_larger_by_an_eighth_serves_a_request() {
             let blocks = sizes.map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
             drop(blocks);
             let taken = [100, 100, 100].map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
-            assert_eq!(
-                taken.each_ref().map(Block::size),
-                [100, 105, 110].map(|size| size * KIB)
-            );
+            let found = taken.each_ref().map(Block::size);
+            assert_eq!(found, [100, 105, 110].map(|size| size * KIB));
             assert_eq!(taken.each_ref().map(Block::requested), [100 * KIB; 3]);
         }
         pool.inspect().check_conserved().unwrap();
@@ -82,10 +80,8 @@ fn larger_block_has_no_more_elements() {
         assert_eq!((awaited.size(), awaited.requested()), (72 * KIB, 65 * KIB));
         drop(awaited);
         let exact = pool.try_allocate(&stream, 72 * KIB).unwrap();
-        assert_eq!(
-            (exact.requested(), exact.source()),
-            (72 * KIB, Source::Lane)
-        );
+        let found = (exact.requested(), exact.source());
+        assert_eq!(found, (72 * KIB, Source::Lane));
         drop(exact);
         assert_eq!(pool.inspect().statistics().lost_to_rounding, 0);
         pool.inspect().check_conserved().unwrap();

@@ -181,10 +181,8 @@ fn charges_are_the_tags_and_wait_for_its_limit() {
     drop(charge);
     drop(now(&mut waiting).unwrap());
     let figures = pool.tag(tag).statistics();
-    assert_eq!(
-        (figures.used.current, figures.allocations, figures.frees),
-        (0, 3, 3)
-    );
+    let seen = (figures.used.current, figures.allocations, figures.frees);
+    assert_eq!(seen, (0, 3, 3));
     check_empty(&pool);
 }
 
@@ -378,10 +376,8 @@ fn charge_asks_the_source_of_the_capacity_for_what_free_memory_does_not_give() {
     assert_eq!(source.needed.load(Ordering::SeqCst), 4 * MIB);
     source.lend(12 * MIB, false);
     let charge = soon(&mut waiting).unwrap();
-    assert_eq!(
-        (source.needed.load(Ordering::SeqCst), reserved(&pool)),
-        (0, 0)
-    );
+    let seen = (source.needed.load(Ordering::SeqCst), reserved(&pool));
+    assert_eq!(seen, (0, 0));
     // A recall: the charge stays, and others wait.
     let mut waiting = not_ready(pool.charge_for(2 * MIB));
     assert_eq!(source.lend(4 * MIB, true), 12 * MIB);

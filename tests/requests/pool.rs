@@ -359,10 +359,8 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
     let address = block.address();
 
     let buffer = Buffer::<u64>::from_block(block, 512).unwrap();
-    assert_eq!(
-        (buffer.len(), buffer.as_block().size(), buffer.address()),
-        (512, 4096, address)
-    );
+    let found = (buffer.len(), buffer.as_block().size(), buffer.address());
+    assert_eq!(found, (512, 4096, address));
     assert_eq!(reservation.left(), MIB - 4096);
     // The length is that of the elements, whatever was requested.
     for (requested, len) in [(4096, 10), (100, 512)] {

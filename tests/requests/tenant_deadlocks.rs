@@ -75,10 +75,8 @@ fn first_throttled_request_fails_when_nothing_of_its_tag_is_freed() {
     );
     assert!(poll_with(&mut second, &waker).is_pending());
     let waits = pool.tag(tag).statistics().waits;
-    assert_eq!(
-        (waits.deadlocked, waits.unserved(), waits.waiting),
-        (1, 1, 1)
-    );
+    let found = (waits.deadlocked, waits.unserved(), waits.waiting);
+    assert_eq!(found, (1, 1, 1));
     drop(one);
     drop(now(second).expect("there is room"));
     drop(two);

@@ -247,15 +247,11 @@ fn addresses_support_comparison_and_arithmetic() {
     assert_eq!(format!("{address:?}"), format!("{:#x}", address.to_bits()));
     let end = address + block.size();
     assert!((address..end).contains(&(address + 4095)) && address < end);
-    assert_eq!(
-        pool.inspect().block_at(address + 100).unwrap().address,
-        address
-    );
+    let now_is = pool.inspect().block_at(address + 100).unwrap().address;
+    assert_eq!(now_is, address);
     // A number is accepted only where the interface says so.
-    assert_eq!(
-        pool.inspect().block_at(address.to_bits()).unwrap().address,
-        address
-    );
+    let now_is = pool.inspect().block_at(address.to_bits()).unwrap().address;
+    assert_eq!(now_is, address);
 }
 
 /// Creates a pool over virtual memory, and one over plain memory.
@@ -314,10 +310,8 @@ fn parts_are_copied_and_filled_alone() {
         part.slice_mut(1..3).unwrap().zero(&home).unwrap();
         drop(part.upload(&other, &[7, 8]).unwrap());
         device.advance_to_end();
-        assert_eq!(
-            now(part.slice_mut(0..4).unwrap().download(&home).unwrap()),
-            Ok(vec![7, 8, 0, 0xffff])
-        );
+        let now_is = now(part.slice_mut(0..4).unwrap().download(&home).unwrap());
+        assert_eq!(now_is, Ok(vec![7, 8, 0, 0xffff]));
         let all = buffer.read(&other);
         device.advance_to_end();
         let expected = [0x101, 0x101, 7, 8, 0, 0xffff, 0xffff, 0xffff, 0x101, 0x101];
@@ -325,10 +319,8 @@ fn parts_are_copied_and_filled_alone() {
         let mut block = buffer.into_block();
         block.slice_mut(0..4).unwrap().zero(&home).unwrap();
         device.advance_to_end();
-        assert_eq!(
-            now(block.download(&home, 0..6).unwrap()).unwrap(),
-            [0, 0, 0, 0, 7, 0]
-        );
+        let now_is = now(block.download(&home, 0..6).unwrap()).unwrap();
+        assert_eq!(now_is, [0, 0, 0, 0, 7, 0]);
         device.assert_ordered();
     }
 }

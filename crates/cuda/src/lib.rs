@@ -77,7 +77,6 @@ pub use external::ExternalStream;
 use facts::Facts;
 use host_work::Words;
 pub use listing::Listed;
-use peers::PlainUsers;
 use plain::PlainMemory;
 use pools::PoolState;
 use staging::Stages;
@@ -128,7 +127,6 @@ struct Inner {
     words: Words,
     plain: PlainMemory,
     pools: PoolState,
-    plain_users: PlainUsers,
     captured: CapturedStreams,
 }
 
@@ -195,7 +193,6 @@ impl CudaBuilder {
                 words: Words::default(),
                 plain: PlainMemory::default(),
                 pools: PoolState::default(),
-                plain_users: PlainUsers::default(),
                 captured: CapturedStreams::default(),
                 context,
             }))),

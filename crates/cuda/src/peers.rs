@@ -12,27 +12,17 @@ use super::host::copy_in_order;
 use super::mapping::{MemoryLocation, access_with};
 use super::stream::{context_of, device_id, handle};
 use cudarc::driver::sys::{self, CUresult};
-use std::collections::BTreeMap;
-use weirpool_device::plain::Mutex;
 use weirpool_device::{
-    Access, CopyBetween, Device, DeviceError, DeviceId, Peer, PeerAccess, RawEvent, RawStream,
-    Transfer,
+    Access, AccessUsers, CopyBetween, Device, DeviceError, DeviceId, Peer, PeerAccess, RawEvent,
+    RawStream, Transfer,
 };
 
 const SET: &str = "set_access";
 const COPY: &str = "copy";
 
-/// The peers that may use the plain memory of this device's context, by their ids.
-#[derive(Debug, Default)]
-pub(super) struct PlainUsers(Mutex<BTreeMap<DeviceId, PlainUser>>);
-
-#[derive(Clone, Copy, Debug)]
-struct PlainUser {
-    /// How often the access was given and not taken back.
-    times: u64,
-    /// Other code of the process had enabled it before, and may rely on it.
-    is_of_others: bool,
-}
+/// The peers that may use the plain memory of a context, by the ids of both. The driver has one access for all devices
+/// that are opened over one context.
+static PLAIN_USERS: AccessUsers<(DeviceId, DeviceId)> = AccessUsers::new();
 
 /// A copy that was submitted, and the event behind it.
 struct Submitted {
@@ -122,59 +112,29 @@ unsafe impl PeerAccess for CudaDevice {
     }
 
     fn allow_plain(&self, peer: Peer) -> Result<(), DeviceError> {
-        weirpool_device::assert_unlocked(SET);
-        if let Some(user) = self.inner.plain_users.0.lock().get_mut(&peer.id) {
-            user.times += 1;
-            return Ok(());
-        }
-        let own = self.inner.context.cu_ctx();
-        let _visit = Visit::of(SET, context_of(peer.id))?;
-        // SAFETY: both contexts live: this device's, and that of a peer that the caller holds.
-        let enabled = unsafe { sys::cuCtxEnablePeerAccess(own, 0) };
-        let was_enabled = enabled == CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-        if enabled == CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED {
-            return Err(unsupported(
-                SET,
-                "the device cannot reach the memory of this one; copy instead",
-            ));
-        }
-        if !was_enabled {
-            check(SET, enabled)?;
-        }
-        // Two threads may have been here: then one of them enabled it.
-        let mut users = self.inner.plain_users.0.lock();
-        let user = users.entry(peer.id).or_insert(PlainUser {
-            times: 0,
-            is_of_others: was_enabled,
-        });
-        user.times += 1;
-        user.is_of_others &= was_enabled;
-        Ok(())
+        PLAIN_USERS.allow((device_id(&self.inner.context), peer.id), || {
+            let _visit = Visit::of(SET, context_of(peer.id))?;
+            // SAFETY: both contexts live: this device's, and that of a peer that the caller holds.
+            match unsafe { sys::cuCtxEnablePeerAccess(self.inner.context.cu_ctx(), 0) } {
+                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+                CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => Err(unsupported(
+                    SET,
+                    "the device cannot reach the memory of this one; copy instead",
+                )),
+                answer => check(SET, answer).map(|()| false),
+            }
+        })
     }
 
     unsafe fn forbid_plain(&self, peer: Peer) -> Result<(), DeviceError> {
-        weirpool_device::assert_unlocked(SET);
-        let last = {
-            let mut users = self.inner.plain_users.0.lock();
-            let Some(user) = users.get_mut(&peer.id) else {
-                return Ok(());
-            };
-            user.times -= 1;
-            let last = *user;
-            if last.times == 0 {
-                users.remove(&peer.id);
+        PLAIN_USERS.forbid(&(device_id(&self.inner.context), peer.id), || {
+            let _visit = Visit::of(SET, context_of(peer.id))?;
+            // SAFETY: both contexts live; no work that relies on the access is left, as the caller guarantees.
+            match unsafe { sys::cuCtxDisablePeerAccess(self.inner.context.cu_ctx()) } {
+                CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => Ok(()),
+                answer => check(SET, answer),
             }
-            last
-        };
-        if last.times > 0 || last.is_of_others {
-            return Ok(());
-        }
-        let _visit = Visit::of(SET, context_of(peer.id))?;
-        // SAFETY: both contexts live; no work that relies on the access is left, as the caller guarantees.
-        match unsafe { sys::cuCtxDisablePeerAccess(self.inner.context.cu_ctx()) } {
-            CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => Ok(()),
-            answer => check(SET, answer),
-        }
+        })
     }
 
     unsafe fn copy(

@@ -6,6 +6,7 @@
 //! `weirpool-cuda` (NVIDIA GPUs, through cudarc). `weirpool` re-exports all three.
 #![deny(unsafe_code)]
 
+mod access_users;
 mod address;
 mod as_device;
 mod block_observer;
@@ -36,6 +37,8 @@ mod sharing;
 mod stream_properties;
 mod transfer;
 
+#[doc(hidden)]
+pub use access_users::AccessUsers;
 pub use address::DeviceAddress;
 pub use as_device::AsDevice;
 pub use block_observer::BlockObserver;

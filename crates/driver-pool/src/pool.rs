@@ -5,11 +5,11 @@
 use std::fmt;
 use std::sync::Arc;
 use weirpool::device::{
-    Access, AsDevice, Device, DeviceError, DriverPoolProperties, DriverPools, HandleTypes,
-    MemoryKind, PoolAttribute, RawPool,
+    Access, AsDevice, Device, DeviceError, DeviceId, DriverPoolProperties, DriverPools,
+    HandleTypes, MemoryKind, PoolAttribute, RawPool,
 };
 use weirpool::{BuildError, Level, ReleaseThreshold, Reuse};
-use weirpool_device::assert_unlocked;
+use weirpool_device::{AccessUsers, assert_unlocked};
 use weirpool_heap::units::Bytes;
 
 /// A memory pool of the driver: CUDA's `cudaMemPool_t`, HIP's `hipMemPool_t`.
@@ -41,6 +41,12 @@ use weirpool_heap::units::Bytes;
 /// [`attribute`](Self::attribute) and [`set_attribute`](Self::set_attribute) have its other attributes.
 #[derive(Clone)]
 pub struct DriverPool(Arc<OwnedDriverPool>);
+
+/// The access of devices, by their numbers, to the memory of the driver's pools. The driver has one access of a device to
+/// all memory of a pool, which handles and pools over them share.
+static ACCESS: AccessUsers<AccessKey> = AccessUsers::new();
+
+type AccessKey = (DeviceId, RawPool, u32);
 
 struct OwnedDriverPool {
     device: Arc<dyn Device>,
@@ -311,19 +317,42 @@ impl DriverPool {
         unsafe { self.calls().pool_access(self.0.raw, ordinal) }
     }
 
-    /// Allows a device to read and write the pool's memory, that of live blocks included.
+    /// Allows a device to read and write the pool's memory, that of live blocks included. No
+    /// [`Peers::disable`](weirpool::Peers::disable) of a pool over this one takes that back.
     ///
     /// # Errors
     /// Returns the device's error: the device cannot reach the memory.
     #[doc(alias = "cudaMemPoolSetAccess")]
     #[doc(alias = "hipMemPoolSetAccess")]
     pub fn allow_access_from(&self, device: &impl AsDevice) -> Result<(), DeviceError> {
-        let ordinal = device.to_shared().ordinal();
-        // SAFETY: the handle keeps the pool, and no work loses its access.
-        unsafe {
-            self.calls()
-                .set_pool_access(self.0.raw, ordinal, Access::ReadWrite)
-        }
+        self.allow_access_of(device.to_shared().ordinal())
+    }
+
+    /// Allows the device with that number to use the memory, until this is [taken back](Self::forbid_access_from) as often.
+    pub(crate) fn allow_access_of(&self, device: u32) -> Result<(), DeviceError> {
+        let (calls, raw) = (self.calls(), self.0.raw);
+        ACCESS.allow(self.0.access_key(device), || {
+            // SAFETY: the handle keeps the pool, and no work loses its access.
+            unsafe {
+                let was_there = calls.pool_access(raw, device)? != Access::None;
+                calls.set_pool_access(raw, device, Access::ReadWrite)?;
+                Ok(was_there)
+            }
+        })
+    }
+
+    /// Takes one [`allow_access_of`](Self::allow_access_of) back.
+    ///
+    /// # Errors
+    /// Returns the device's error. The device keeps its access then.
+    ///
+    /// # Safety
+    /// No work that would lose its access is running or submitted.
+    pub(crate) unsafe fn forbid_access_from(&self, device: u32) -> Result<(), DeviceError> {
+        let (calls, raw) = (self.calls(), self.0.raw);
+        // SAFETY: the handle keeps the pool; the caller guarantees the rest.
+        let take = || unsafe { calls.set_pool_access(raw, device, Access::None) };
+        ACCESS.forbid(&self.0.access_key(device), take)
     }
 
     /// Exports the pool as a file descriptor, by which another process [imports](Self::import) it. The pool was built
@@ -387,11 +416,19 @@ impl DriverPool {
     }
 }
 
+impl OwnedDriverPool {
+    fn access_key(&self, device: u32) -> AccessKey {
+        (self.device.id(), self.raw, device)
+    }
+}
+
 impl Drop for OwnedDriverPool {
     fn drop(&mut self) {
         if self.is_default {
             return;
         }
+        let own = (self.device.id(), self.raw);
+        ACCESS.forget(|(device, pool, _)| (*device, *pool) == own);
         if let Some(pools) = self.device.driver_pools() {
             // What the driver refuses to destroy is leaked: no caller is left to be told.
             // SAFETY: no handle is left.

@@ -140,8 +140,10 @@ unsafe impl SegmentSource for Segments {
     }
 
     unsafe fn set_access(&self, peer: Peer, access: Access) -> Result<(), DeviceError> {
-        let calls = self.pool.calls();
-        // SAFETY: the handle keeps the pool; the caller guarantees the rest.
-        unsafe { calls.set_pool_access(self.pool.raw(), peer.ordinal, access) }
+        match access {
+            // SAFETY: the caller guarantees that no work loses its access.
+            Access::None => unsafe { self.pool.forbid_access_from(peer.ordinal) },
+            _ => self.pool.allow_access_of(peer.ordinal),
+        }
     }
 }

@@ -35,6 +35,8 @@ pub struct Lane {
     /// The stream belongs to another library, and is used only inside calls that name it: each free seals, and the pool
     /// does not seal it for other streams.
     pub is_external: bool,
+    /// The number of such a stream, which no other one ever has.
+    pub external_id: Option<u64>,
     /// The freed blocks that the stream can reuse.
     pub cache: StreamCache,
     /// The points that the stream has completed.
@@ -84,6 +86,7 @@ impl Lane {
             raw,
             takes_waits: stream.takes_waits,
             is_external,
+            external_id: stream.external_id,
             cache: StreamCache::new(
                 bounds,
                 gate,

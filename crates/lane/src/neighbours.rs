@@ -247,6 +247,20 @@ impl Neighbours {
         })
     }
 
+    /// Lets the work of a stream use the memory from now on, also if only copies are noted on its lane so far.
+    ///
+    /// # Errors
+    /// Returns an error if that is so, and the stream's device has no access.
+    pub fn allow_uses(&self, lane: &Lane) -> Result<(), NoAccess> {
+        if lane.is_for_copies() {
+            // A thread that has found the copies complete does not take the access back after this.
+            let device = lane.device(&self.device).id();
+            let _copying = self.begin_copy(device).ok_or(NoAccess::Foreign)?;
+            lane.set_for_copies(false);
+        }
+        Ok(())
+    }
+
     /// Begins to change an access to what it is to be. Returns whether there is anything to change, and to what.
     pub fn begin(
         &self,
@@ -347,6 +361,49 @@ impl Neighbours {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A thread takes the access back and has found the copies complete, as another one uses the memory for more.
+    #[cfg(not(weirpool_loom))]
+    #[test]
+    fn access_is_not_taken_back_once_a_stream_of_copies_uses_memory() {
+        use crate::device::{RawStream, StreamProperties};
+        use crate::id::StreamId;
+        use crate::sync::SharedState;
+        use crate::{ActiveStreams, CacheBounds, Gate};
+        let [own, other] = weirpool_sim::SimDevice::builder().build_host();
+        let (own, other): (plain::Arc<dyn Device>, plain::Arc<dyn Device>) =
+            (plain::Arc::new(own), plain::Arc::new(other));
+        let (neighbours, id) = (Neighbours::new(own), other.id());
+        neighbours.enter(&other);
+        let lane = Lane::new(
+            StreamId(1),
+            StreamProperties::new(id, RawStream(1)),
+            plain::Arc::new(()),
+            CacheBounds::NONE,
+            Gate::new(crossbeam_utils::CachePadded::new(SharedState::new(0))),
+            &Arc::new(ActiveStreams::default()),
+        );
+        let lane = Arc::new(lane.on(neighbours.of_copies(&other).unwrap()));
+        lane.set_for_copies(true);
+        let complete = || CompleteCopies {
+            lanes: vec![lane.clone()],
+            begun: neighbours.copies_begun(id),
+        };
+        assert_eq!(neighbours.allow_uses(&lane), Err(NoAccess::Foreign));
+        for (is_open, stage) in [(true, AccessStage::Open), (false, AccessStage::Closed)] {
+            neighbours.wish(id, |wish| wish.set(is_open));
+            assert_eq!(neighbours.begin(id, &complete()), Ok(Some(stage)));
+            neighbours.end(id, stage);
+        }
+        assert_eq!(neighbours.allow_uses(&lane), Err(NoAccess::Foreign));
+        neighbours.wish(id, |wish| wish.set(true));
+        neighbours.end(id, AccessStage::Open);
+        let found = complete();
+        neighbours.allow_uses(&lane).unwrap();
+        neighbours.wish(id, |wish| wish.set(false));
+        let in_use = Err(AccessBusy::InUse { streams: 1 });
+        assert_eq!(neighbours.begin(id, &found), in_use);
+    }
 
     /// A set that is refused is taken back, and nothing else: other threads begin and end scopes meanwhile.
     #[test]

@@ -26,16 +26,19 @@ pub enum WaitOutcome {
     /// The request failed with another error: the pool was closed, the device failed, or the request can never fit any
     /// more.
     Failed,
+    /// The request lost its place in the full queue to one of a tag below its share.
+    Refused,
 }
 
 impl WaitOutcome {
     /// Every outcome.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Served,
         Self::TimedOut,
         Self::Cancelled,
         Self::Deadlocked,
         Self::Failed,
+        Self::Refused,
     ];
 
     /// Returns the name of the outcome in metrics and traces, in snake case.
@@ -46,6 +49,7 @@ impl WaitOutcome {
             Self::Cancelled => "cancelled",
             Self::Deadlocked => "deadlocked",
             Self::Failed => "failed",
+            Self::Refused => "refused",
         }
     }
 }
@@ -79,7 +83,8 @@ pub struct WaitStatistics {
 }
 
 impl WaitStatistics {
-    /// Returns the number of waits that ended with `outcome`.
+    /// Returns the number of waits that ended with `outcome`. Requests that were [refused](Self::refused) as they arrived are
+    /// among those that were refused.
     pub fn of(&self, outcome: WaitOutcome) -> u64 {
         match outcome {
             WaitOutcome::Served => self.served,
@@ -87,10 +92,11 @@ impl WaitStatistics {
             WaitOutcome::Cancelled => self.cancelled,
             WaitOutcome::Deadlocked => self.deadlocked,
             WaitOutcome::Failed => self.failed,
+            WaitOutcome::Refused => self.refused,
         }
     }
 
-    /// Returns the number of requests that waited and were not served, for any reason.
+    /// Returns the number of requests that waited and were not served, for any reason but a full queue.
     pub fn unserved(&self) -> u64 {
         self.timed_out + self.cancelled + self.deadlocked + self.failed
     }
@@ -129,7 +135,6 @@ impl fmt::Display for WaitStatistics {
 pub struct Waits {
     waiting: Count,
     ended: [Count; WaitOutcome::ALL.len()],
-    refused: Count,
     shed: Count,
     /// Created with the first wait that is recorded. Most streams and tags never wait.
     times: OnceLock<Box<Recorder>>,
@@ -141,24 +146,28 @@ impl Waits {
         self.waiting.add(1);
     }
 
-    /// Ends a wait that has begun, because the queue is full.
-    pub fn end_refused(&self) {
-        self.refused.add(1);
+    /// Ends a wait that has begun, after `waited`.
+    pub fn end(&self, outcome: WaitOutcome, waited: Duration) {
+        self.count(outcome, waited);
         self.waiting.subtract(1);
     }
 
-    /// Ends a wait that has begun, after `waited`.
-    pub fn end(&self, outcome: WaitOutcome, waited: Duration) {
+    /// Counts a wait that has ended with an outcome as served after `waited`: its request took memory all the same.
+    pub fn serve_late(&self, ended: WaitOutcome, waited: Duration) {
+        self.ended[ended as usize].subtract(1);
+        self.count(WaitOutcome::Served, waited);
+    }
+
+    fn count(&self, outcome: WaitOutcome, waited: Duration) {
         if outcome == WaitOutcome::Served {
             self.times.get_or_init(Box::default).record(waited);
         }
         self.ended[outcome as usize].add(1);
-        self.waiting.subtract(1);
     }
 
     /// Counts a wait that does not begin because the queue is full.
     pub fn count_refused(&self) {
-        self.refused.add(1);
+        self.ended[WaitOutcome::Refused as usize].add(1);
     }
 
     /// Counts a wait that does not begin because it would take too long.
@@ -184,7 +193,7 @@ impl Waits {
             cancelled: ended(WaitOutcome::Cancelled),
             deadlocked: ended(WaitOutcome::Deadlocked),
             failed: ended(WaitOutcome::Failed),
-            refused: self.refused.get(),
+            refused: ended(WaitOutcome::Refused),
             shed: self.shed.get(),
             times: times.unwrap_or_default(),
         }
@@ -209,10 +218,13 @@ mod tests {
         waits.count_shed();
         let figures = waits.statistics();
         assert_eq!((figures.waiting, figures.unserved()), (1, 4));
-        assert_eq!((figures.refused, figures.shed), (1, 1));
+        assert_eq!((figures.refused, figures.shed), (2, 1));
+        waits.serve_late(WaitOutcome::Deadlocked, 2 * waited);
+        let figures = waits.statistics();
+        assert_eq!((figures.deadlocked, figures.served), (0, 2));
         assert_eq!(
             (figures.times.count(), figures.times.longest()),
-            (1, waited)
+            (2, 2 * waited)
         );
         let since = figures.since(&figures);
         let nothing = WaitStatistics {

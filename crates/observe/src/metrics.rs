@@ -205,9 +205,11 @@ fn grants(statistics: &Statistics) -> Vec<(&'static str, u64)> {
         .collect()
 }
 
+/// Requests that a full queue refused are among the [rejections].
 fn outcomes(waits: &WaitStatistics) -> Vec<(&'static str, u64)> {
     let outcomes = WaitOutcome::ALL.iter();
     outcomes
+        .filter(|outcome| **outcome != WaitOutcome::Refused)
         .map(|outcome| (outcome.name(), waits.of(*outcome)))
         .collect()
 }

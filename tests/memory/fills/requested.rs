@@ -173,15 +173,11 @@ fn buffer_is_filled_with_elements() {
             .as_slice_mut()
             .fill(&setup.stream, Fill::Poison)
             .unwrap();
-        assert_eq!(
-            setup.finish(Box::pin(buffer.read(&setup.stream))),
-            Ok(vec![-1; 100])
-        );
+        let found = setup.finish(Box::pin(buffer.read(&setup.stream)));
+        assert_eq!(found, Ok(vec![-1; 100]));
         buffer.as_slice_mut().zero(&setup.stream).unwrap();
-        assert_eq!(
-            setup.finish(Box::pin(buffer.read(&setup.stream))),
-            Ok(vec![0; 100])
-        );
+        let found = setup.finish(Box::pin(buffer.read(&setup.stream)));
+        assert_eq!(found, Ok(vec![0; 100]));
     }
 }
 

@@ -28,20 +28,14 @@ fn coalescing_makes_one_range_and_moves_no_used_memory() {
         device.advance_to_end();
         pool.maintain().reap().unwrap();
         let before = pool.inspect().statistics();
-        assert_eq!(
-            (before.releasable_blocks, before.releasable_bytes),
-            (8, 8 * CHUNK)
-        );
+        let seen = (before.releasable_blocks, before.releasable_bytes);
+        assert_eq!(seen, (8, 8 * CHUNK));
         assert_eq!(pool.maintain().coalesce().unwrap(), 8 * CHUNK);
         let after = pool.inspect().statistics();
-        assert_eq!(
-            (after.releasable_blocks, after.largest_free),
-            (1, 8 * CHUNK)
-        );
-        assert_eq!(
-            (before.reserved.current, before.in_use.current),
-            (after.reserved.current, after.in_use.current)
-        );
+        let seen = (after.releasable_blocks, after.largest_free);
+        assert_eq!(seen, (1, 8 * CHUNK));
+        let seen = (before.reserved.current, before.in_use.current);
+        assert_eq!(seen, (after.reserved.current, after.in_use.current));
         for (block, value) in kept.iter().zip(1..) {
             let mut bytes = vec![0; CHUNK as usize];
             device.read(block.address(), &mut bytes).unwrap();
@@ -114,10 +108,8 @@ fn heuristic_coalesces_without_a_call() {
         assert_eq!(memory_calls(&device), calls);
         let_pass(&device, 3);
         let figures = pool.inspect().statistics();
-        assert_eq!(
-            (figures.releasable_blocks, figures.largest_free),
-            (1, 5 * CHUNK)
-        );
+        let seen = (figures.releasable_blocks, figures.largest_free);
+        assert_eq!(seen, (1, 5 * CHUNK));
         pool.inspect().check().unwrap();
     }
 }
@@ -318,10 +310,8 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
         }
         let figures = pool.inspect().statistics();
         assert_eq!(figures.used.current, 0);
-        assert_eq!(
-            (figures.reserved.current, figures.largest_free),
-            (32 * MIB, 32 * MIB)
-        );
+        let seen = (figures.reserved.current, figures.largest_free);
+        assert_eq!(seen, (32 * MIB, 32 * MIB));
         let calls = memory_calls(&device);
         let_pass(&device, 5);
         assert_eq!(memory_calls(&device), calls, "nothing is due any more");
@@ -344,10 +334,8 @@ fn high_water_mark_heuristic_shrinks_one_free_piece() {
         drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
         let_pass(&device, 4);
         let reserved = || pool.inspect().statistics().reserved.current;
-        assert_eq!(
-            (reserved(), figures(&pool).largest_free),
-            (8 * MIB, 8 * MIB)
-        );
+        let seen = (reserved(), figures(&pool).largest_free);
+        assert_eq!(seen, (8 * MIB, 8 * MIB));
         let calls = memory_calls(&device);
         drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
         let_pass(&device, 20);

@@ -87,10 +87,8 @@ fn host_streams_are_created_and_retired() {
     }
     // Each stream was retired by the next one, with its cached memory.
     let statistics = pool.inspect().statistics();
-    assert_eq!(
-        (statistics.cached_in_lanes, statistics.used.current),
-        (0, 0)
-    );
+    let seen = (statistics.cached_in_lanes, statistics.used.current);
+    assert_eq!(seen, (0, 0));
     let all = pool.host_stream().unwrap();
     drop(pool.try_allocate(&all, 8 * MIB).unwrap());
     assert!(device.take_violations().is_empty());

@@ -41,16 +41,12 @@ fn pool_grows_by_the_configured_amount() {
         assert_eq!(reserved(by, 0, &[12 * MIB]), 12);
         assert_eq!(reserved(by, 0, &[10 * MIB, MIB]), 20);
         assert_eq!(reserved(GrowBy::Factor(2.0), 8 * MIB, &[8 * MIB, MIB]), 16);
-        assert_eq!(
-            reserved(GrowBy::Factor(1.5), 8 * MIB, &[8 * MIB, 6 * MIB]),
-            14
-        );
+        let found = reserved(GrowBy::Factor(1.5), 8 * MIB, &[8 * MIB, 6 * MIB]);
+        assert_eq!(found, 14);
         // Never over the capacity.
         assert_eq!(reserved(by, 60 * MIB, &[60 * MIB, MIB]), 64);
-        assert_eq!(
-            reserved(GrowBy::Factor(100.0), 2 * MIB, &[2 * MIB, MIB]),
-            64
-        );
+        let found = reserved(GrowBy::Factor(100.0), 2 * MIB, &[2 * MIB, MIB]);
+        assert_eq!(found, 64);
     }
 }
 
@@ -98,10 +94,8 @@ fn every_block_has_the_alignment_of_its_pool() {
             drop(blocks);
             // From the lane, which keeps them by their size alone.
             let again = pool.try_allocate(&home, bytes).unwrap();
-            assert_eq!(
-                again.source() == weirpool::Source::Lane,
-                again.size() <= 2 * MIB
-            );
+            let found = again.source() == weirpool::Source::Lane;
+            assert_eq!(found, again.size() <= 2 * MIB);
             assert!(again.address().is_aligned_to(step));
         }
     }

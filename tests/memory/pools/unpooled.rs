@@ -163,10 +163,8 @@ fn switched_off_for_a_device_and_on_again() {
         device.describe()
     );
     let kept = current(&device).unwrap().try_allocate(&work, MIB).unwrap();
-    assert_eq!(
-        Current::set_pooling(&device, Pooling::Disabled),
-        Pooling::Enabled
-    );
+    let found = Current::set_pooling(&device, Pooling::Disabled);
+    assert_eq!(found, Pooling::Enabled);
     assert!(
         device.describe().ends_with("pooling disabled"),
         "{}",
@@ -182,10 +180,8 @@ fn switched_off_for_a_device_and_on_again() {
             .is_pooled
     });
     assert_eq!(owners, [true, false]);
-    assert_eq!(
-        Current::set_pooling(&device, Pooling::Enabled),
-        Pooling::Disabled
-    );
+    let found = Current::set_pooling(&device, Pooling::Enabled);
+    assert_eq!(found, Pooling::Disabled);
     drop((kept, direct));
     let again = current(&device).unwrap();
     assert!(again.pool().inspect().describe().is_pooled);

@@ -86,10 +86,8 @@ fn freed_memory_returns_to_the_reservation() {
     use_block(&work_a, &block, us(100));
     drop(block);
     let again = reservation.allocate(&a, 4 * MIB).unwrap();
-    assert_eq!(
-        (again.address(), again.source()),
-        (address, Source::SameStream)
-    );
+    let found = (again.address(), again.source());
+    assert_eq!(found, (address, Source::SameStream));
     use_block(&work_a, &again, us(100));
     drop(again);
     let elsewhere = reservation.allocate(&b, 4 * MIB).unwrap();

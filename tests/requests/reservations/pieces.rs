@@ -107,10 +107,8 @@ fn failed_exchange_takes_no_memory() {
         Fault::Fails(weirpool::device::DeviceErrorKind::Other),
     );
     assert!(reservation.allocate(&stream, 8 * MIB).is_err());
-    assert_eq!(
-        (reservation.left(), reservation.size()),
-        (8 * MIB, 16 * MIB)
-    );
+    let found = (reservation.left(), reservation.size());
+    assert_eq!(found, (8 * MIB, 16 * MIB));
     pool.inspect().check().unwrap();
     drop(reservation.allocate(&stream, 8 * MIB).unwrap());
 }

@@ -159,10 +159,8 @@ fn reservation_is_listed_in_statistics_snapshots_and_lookups() {
     assert_eq!(pool.inspect().statistics().live_blocks, 1);
     assert_eq!(pool.inspect().statistics().used.current, 8 * MIB);
     drop(block);
-    assert_eq!(
-        pool.inspect().snapshot().bytes_in(BlockState::Reserved),
-        8 * MIB
-    );
+    let found = pool.inspect().snapshot().bytes_in(BlockState::Reserved);
+    assert_eq!(found, 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap().released, 0, "it is not free");
 }
 

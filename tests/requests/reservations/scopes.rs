@@ -156,6 +156,22 @@ fn nested_reservation_outlives_the_outer_one() {
     }
 }
 
+/// The reservation between them has ended, with all that it had, while one in it grew again.
+#[test]
+fn memory_of_a_nested_reservation_returns_to_the_nearest_one_that_has_a_place() {
+    let pool = small(&manual());
+    let nested = |outer: &Reservation| now(Box::pin(outer.scope(pool.reserve(4 * MIB)))).unwrap();
+    let outer = pool.reserve(4 * MIB).try_now().unwrap();
+    let middle = nested(&outer);
+    let mut inner = nested(&middle);
+    drop((inner.split(4 * MIB).unwrap(), middle));
+    now(inner.grow(2 * MIB)).unwrap();
+    drop(inner);
+    assert_eq!((outer.size(), outer.left()), (6 * MIB, 6 * MIB));
+    drop(outer);
+    assert_eq!(figures(&pool).used.current, 0);
+}
+
 #[test]
 fn waiting_nested_reservation_takes_what_returns_to_the_outer_one() {
     for (device, pool) in pools() {
@@ -406,6 +422,8 @@ fn request_polled_late_is_served_by_its_reservation() {
         }
         waiting.poll();
         assert_matches!(waiting.output, Some(Ok(_)));
+        let waits = pool.inspect().statistics().waits;
+        assert_eq!((waits.served, waits.unserved(), waits.waiting), (1, 0, 0));
     }
 }
 

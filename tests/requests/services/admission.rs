@@ -107,10 +107,8 @@ fn tag_has_a_queue_limit_of_its_own() {
     assert_eq!(pool.tag(tag).statistics().queue_limit, QueueLimit::NONE);
     pool.tag(tag).set_queue_limit(Some(QueueLimit::requests(1)));
     pool.maintain().set_queue_limit(7);
-    assert_eq!(
-        pool.tag(tag).statistics().queue_limit,
-        QueueLimit::requests(1)
-    );
+    let found = pool.tag(tag).statistics().queue_limit;
+    assert_eq!(found, QueueLimit::requests(1));
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     let mut first = not_ready(pool.allocate(&stream, MIB).tag(tag));
     let refused = now(pool.allocate(&stream, MIB).tag(tag)).unwrap_err();
@@ -118,10 +116,8 @@ fn tag_has_a_queue_limit_of_its_own() {
     assert_eq!((full.tag, full.waiting, full.limit), (Some(tag), 1, 1));
     assert!(refused.to_string().contains(&format!("queue of tag {tag}")));
     pool.tag(tag).set_queue_limit(None);
-    assert_eq!(
-        pool.tag(tag).statistics().queue_limit,
-        QueueLimit::requests(7)
-    );
+    let found = pool.tag(tag).statistics().queue_limit;
+    assert_eq!(found, QueueLimit::requests(7));
     let _second = not_ready(pool.allocate(&stream, MIB).tag(tag));
     drop(held);
     assert!(poll(&mut first).is_ready());

@@ -110,10 +110,8 @@ fn ten_thousand_wait_on_64_streams() {
     assert_eq!(waits.waiting, 0);
     assert_eq!((waits.timed_out, waits.cancelled), (late, cancelled));
     assert!(waits.served <= served);
-    assert_eq!(
-        (statistics.used.current, statistics.pending.current),
-        (0, 0)
-    );
+    let found = (statistics.used.current, statistics.pending.current);
+    assert_eq!(found, (0, 0));
     pool.inspect().check_conserved().unwrap();
 }
 

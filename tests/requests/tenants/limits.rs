@@ -275,10 +275,8 @@ fn timeout_at_a_limit_names_the_limit() {
     };
     assert_eq!(waited, us(100));
     let of_tag = shortfall.tag.expect("the tag has a limit");
-    assert_eq!(
-        (of_tag.tag, of_tag.used, of_tag.limit),
-        (guest, 4 * MIB, 4 * MIB)
-    );
+    let found = (of_tag.tag, of_tag.used, of_tag.limit);
+    assert_eq!(found, (guest, 4 * MIB, 4 * MIB));
     assert!(
         shortfall
             .to_string()

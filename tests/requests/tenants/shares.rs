@@ -41,10 +41,8 @@ fn flood_of_a_tag_refuses_no_request_of_another() {
         assert!(flood[3].is_woken() && flood[..3].iter().all(|waiter| !waiter.is_woken()));
         settle(&mut flood);
         let displaced = of_full_queue(flood[3].output.as_ref());
-        assert_eq!(
-            (displaced.tag, displaced.waiting, displaced.limit),
-            (None, 4, 4)
-        );
+        let found = (displaced.tag, displaced.waiting, displaced.limit);
+        assert_eq!(found, (None, 4, 4));
         let waits = pool.tag(flooding).statistics().waits;
         assert_eq!((waits.waiting, waits.refused, waits.unserved()), (3, 2, 0));
         assert_eq!(used(&pool, flooding), 0);
@@ -128,10 +126,8 @@ fn queue_limit_of_a_tag_holds_without_a_limit_of_its_memory() {
     let second = request(tag);
     assert!(first.is_waiting() && second.is_waiting());
     let refused = of_full_queue(request(tag).output.as_ref());
-    assert_eq!(
-        (refused.tag, refused.waiting, refused.limit),
-        (Some(tag), 2, 2)
-    );
+    let found = (refused.tag, refused.waiting, refused.limit);
+    assert_eq!(found, (Some(tag), 2, 2));
     assert!(request(other).is_waiting());
     pool.tag(tag).set_limit(None);
     of_full_queue(request(tag).output.as_ref());

@@ -17,10 +17,8 @@ fn tenants_get_memory_by_weight() {
     for (tag, weight) in weighted.iter().zip(weights) {
         pool.tag(*tag).set_weight(weight);
     }
-    assert_eq!(
-        weighted.map(|tag| pool.tag(tag).statistics().weight),
-        weights
-    );
+    let found = weighted.map(|tag| pool.tag(tag).statistics().weight);
+    assert_eq!(found, weights);
     let (_, stream) = stream(&device, &pool);
     let all = pool.try_allocate(&stream, LARGEST).unwrap();
     let flows = [

@@ -111,22 +111,30 @@ const NAMES: [(&str, Name); 9] = [
     }),
 ];
 
+/// By any registration of the stream, also by one that is made in the capture.
 #[test]
 fn block_that_a_captured_call_names_stays_with_the_graph() {
     for site in sites() {
-        for (name, call) in NAMES {
+        let register = || site.pool.register(&site.work).unwrap();
+        let external = site.pool.register(&External::of(&site.work)).unwrap();
+        let streams = [site.stream.clone(), register(), external];
+        // In the last way, one more is made in the capture. No work is submitted to an external one.
+        let ways = (0..4).flat_map(|way| NAMES.map(|name| (way, name)));
+        for (way, (name, call)) in ways.filter(|(way, (name, _))| *way != 2 || *name != "submit") {
+            let stream = &streams[way % 3];
             for drops_within in [false, true] {
-                let mut block = site.take(KIB4);
+                let mut block = site.pool.try_allocate(stream, KIB4).unwrap();
                 let address = block.address().to_bits();
                 site.settle();
                 let capture = site.pool.capture(&site.stream).unwrap();
-                call(&mut block, &site.stream);
+                let late = (way == 3).then(register);
+                call(&mut block, late.as_ref().unwrap_or(stream));
                 let mut block = Some(block);
                 if drops_within {
                     drop(block.take());
                 }
                 let graph = capture.end().unwrap();
-                drop(block);
+                drop((block, late));
                 site.settle();
                 let _ = site.pool.trim_to(0).unwrap();
                 assert!(!site.is_available(address), "{name}: it can be launched");
@@ -139,6 +147,27 @@ fn block_that_a_captured_call_names_stays_with_the_graph() {
             }
         }
     }
+}
+
+/// They are one stream: what one of them freed in the capture serves the other.
+#[test]
+fn registrations_of_a_captured_stream_share_the_memory_of_the_capture() {
+    let site = Site::new(4 * MIB);
+    let twin = site.pool.register(&site.work).unwrap();
+    drop(site.pool.try_allocate(&twin, 4 * MIB).unwrap());
+    let capture = site.pool.capture(&site.stream).unwrap();
+    // It was freed before, and is sealed by now.
+    let rest = site.pool.try_allocate(&site.other().1, 2 * MIB).unwrap();
+    let block = site.pool.try_allocate(&twin, 2 * MIB).unwrap();
+    let address = block.address();
+    site.work.submit(write(&block, 1));
+    drop((block, twin));
+    assert_eq!(site.take(2 * MIB).address(), address);
+    let graph = capture.end().unwrap();
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 2 * MIB);
+    drop((rest, graph));
+    site.device.advance_to_end();
+    assert!(site.pool.try_allocate(&site.stream, 4 * MIB).is_ok());
 }
 
 #[test]

@@ -102,10 +102,7 @@ fn copy_within_a_device_joins_two_pools_or_blocks_of_one() {
     let one = pool(&first, 16 * MIB);
     let pinned = builder(&first, 16 * MIB).upstream(Upstream::Pinned).made();
     for target in [&one, &pinned] {
-        let streams = [
-            one.create_stream().unwrap(),
-            target.create_stream().unwrap(),
-        ];
+        let streams = [&one, target].map(|pool| pool.create_stream().unwrap());
         let mut here = one.buffer::<u32>(&streams[0], 1000).try_now().unwrap();
         let mut there = target.buffer::<u32>(&streams[1], 1001).try_now().unwrap();
         let numbers: Vec<u32> = (0..1000).collect();
@@ -179,19 +176,51 @@ fn copy_keeps_memory_and_access_until_it_is_complete() {
     devices[0].assert_ordered();
 }
 
+/// Neither is asked about its external streams once they are gone: of the copy, and of the launch.
+#[test]
+fn access_ends_and_uses_are_ordered_after_an_external_stream_is_gone() {
+    let ([first, second], pools, homes, [here, mut there]) = setup(two(), true);
+    let work = second.create_stream();
+    let external = pools[1].register(&External::of(&work)).unwrap();
+    drop(here.copy_to(0..BYTES, &mut there, 0, &external).unwrap());
+    let in_use = Err(AccessError::InUse { streams: 1 });
+    assert_eq!(pools[0].peers().disable(&second), in_use);
+    drop((external, work));
+    assert_eq!(pools[0].peers().disable(&second), in_use);
+    second.advance_to_end();
+    let _of_the_same_name = second.create_stream();
+    let records = second.counters().calls(Call::Record);
+    assert_eq!(pools[0].peers().disable(&second), Ok(true));
+    assert_eq!(second.counters().calls(Call::Record), records);
+
+    let beside = pool(&first, 4 * MIB);
+    let streams = [&beside, &pools[0]].map(|pool| pool.create_stream().unwrap());
+    let other = beside.try_allocate(&streams[0], 4096).unwrap();
+    let mut here = pools[0].try_allocate(&homes[0], 4096).unwrap();
+    let capture = beside.capture(&streams[0]).unwrap();
+    drop(other.copy_to(0..4096, &mut here, 0, &streams[0]).unwrap());
+    let graph = capture.end().unwrap();
+    let work = first.create_stream();
+    let external = beside.register(&External::of(&work)).unwrap();
+    work.submit(Operation::new(us(50)));
+    graph.launch(&external).unwrap();
+    drop((external, work));
+    let used = streams[1].record_use(&mut here).unwrap().address();
+    let write = Operation::new(us(1)).writes(used, 4096);
+    first.stream(streams[1].raw()).unwrap().submit(write);
+    first.advance_to_end();
+    first.assert_ordered();
+}
+
 #[test]
 fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
     let (devices, pools, streams, [mut here, mut there]) = setup(two(), false);
     let capture = pools[0].capture(&streams[0]).unwrap();
     let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
     assert_eq!(refused, CopyError::NoAccessInCapture);
-    for way in [
-        "peers().enable",
-        "Upstream::Device",
-        "outside of the capture",
-    ] {
-        assert!(refused.to_string().contains(way), "{refused}");
-    }
+    let refused = refused.to_string();
+    let ways = ["peers().enable", "Upstream::Device", "outside of the"];
+    assert!(ways.iter().all(|way| refused.contains(way)), "{refused}");
     drop(capture);
     devices[0].take_violations();
     devices[0].advance_to_end();

@@ -106,14 +106,10 @@ fn event_orders_streams_of_several_pools_and_devices() {
     assert_eq!(found, []);
     let elsewhere = manual();
     let other = pool(&elsewhere, 8 * MIB).create_stream().unwrap();
-    assert_eq!(
-        other.wait(&streams[0].event().unwrap()),
-        Err(StreamError::ForeignDevice)
-    );
-    assert_eq!(
-        other.after(&task),
-        Err(TaskError::Stream(StreamError::ForeignDevice))
-    );
+    let seen = other.wait(&streams[0].event().unwrap());
+    assert_eq!(seen, Err(StreamError::ForeignDevice));
+    let seen = other.after(&task);
+    assert_eq!(seen, Err(TaskError::Stream(StreamError::ForeignDevice)));
 }
 
 /// An event of another pool's stream says nothing of this pool's memory.

@@ -192,10 +192,8 @@ fn attributes_have_the_values_of_the_statistics() {
     );
     assert_eq!(read(ReleaseThreshold), u64::MAX, "all is kept");
     ReleaseThreshold.set(&pool, 32 * MIB).unwrap();
-    assert_eq!(
-        read(ReleaseThreshold),
-        pool.inspect().describe().release_threshold
-    );
+    let found = read(ReleaseThreshold);
+    assert_eq!(found, pool.inspect().describe().release_threshold);
     for (number, attribute) in settings.into_iter().enumerate() {
         attribute.set(&pool, 0).unwrap();
         assert_eq!(read(attribute), 0);

@@ -13,22 +13,16 @@ fn a_stream_has_figures_of_its_own() {
     assert_eq!(figures.stream, a.id());
     assert_eq!(figures.used.current, 8 * MIB + 1024);
     assert_eq!(figures.lost_to_rounding, 24);
-    assert_eq!(
-        (figures.allocations, figures.frees, figures.lane_hits),
-        (2, 0, 0)
-    );
+    let found = (figures.allocations, figures.frees, figures.lane_hits);
+    assert_eq!(found, (2, 0, 0));
 
     use_block(&work, &large, us(100));
     drop((large, small));
     let figures = a.statistics();
-    assert_eq!(
-        (figures.used.current, figures.used.high),
-        (0, 8 * MIB + 1024)
-    );
-    assert_eq!(
-        (figures.pending, figures.cached_in_lane),
-        (8 * MIB + 1024, 1024)
-    );
+    let found = (figures.used.current, figures.used.high);
+    assert_eq!(found, (0, 8 * MIB + 1024));
+    let found = (figures.pending, figures.cached_in_lane);
+    assert_eq!(found, (8 * MIB + 1024, 1024));
     assert_eq!(figures.lost_to_rounding, 0);
     assert_eq!(b.statistics().pending, 0);
 

@@ -1,6 +1,7 @@
 //! What a pool takes from a pool of the driver, and when.
 
 use crate::common::{MIB, stream};
+use weirpool::device::Access;
 use weirpool::device::DeviceErrorKind::OutOfMemory;
 use weirpool::device::sim::{Call, Clock, SimDevice};
 use weirpool::{AllocError, BuildError, Pool};
@@ -79,4 +80,33 @@ fn sizes_of_a_driver_pool_are_printed_in_binary_units() {
     let device = SimDevice::new();
     let text = format!("{:?}", DriverPool::builder(&device).max_size(MIB));
     assert!(text.contains("max_size: Some(1.0 MiB)"), "{text}");
+}
+
+/// The driver has one access of a device to all memory of a pool, which each pool over it counts on, and code beside them.
+#[test]
+fn access_to_a_driver_pool_stays_until_its_last_user_takes_it_back() {
+    for how in [DriverPoolUse::PassedThrough, DriverPoolUse::SubAllocated] {
+        let [device, other] = SimDevice::builder().build_host();
+        let access = |pool: &DriverPool| pool.access_from(&other).unwrap();
+        let over = |driver_pool: &DriverPool| {
+            let pool = Pool::builder(device.clone()).capacity(64 * MIB);
+            let pool = pool.segment_source(driver_pool.segments(how)).build();
+            let pool = pool.unwrap();
+            assert!(pool.peers().enable(&other).unwrap());
+            pool
+        };
+        // Two handles of one pool of the driver.
+        let default = [(); 2].map(|()| DriverPool::default_of(&device).unwrap());
+        let pools = default.each_ref().map(over);
+        assert!(pools[0].peers().disable(&other).unwrap());
+        assert_eq!(access(&default[1]), Access::ReadWrite, "{how:?}");
+        assert!(pools[1].peers().disable(&other).unwrap());
+        assert_eq!(access(&default[1]), Access::None, "{how:?}");
+        let own = DriverPool::builder(&device).build().unwrap();
+        drop((over(&own), over(&own)));
+        assert_eq!(access(&own), Access::None, "{how:?}");
+        own.allow_access_from(&other).unwrap();
+        drop(over(&own));
+        assert_eq!(access(&own), Access::ReadWrite, "{how:?}");
+    }
 }

@@ -281,3 +281,32 @@ fn history_lists_kept_blocks() {
     drop(reservation);
     assert!(pool.leaks().is_empty());
 }
+
+/// Statistics and events name the outcome alike of a request that loses its place in the full queue.
+#[test]
+fn history_tells_that_a_waiting_request_is_refused() {
+    let device = manual();
+    let pool = recorded(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    pool.maintain().set_queue_limit(2);
+    let _full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let [flood, other] = [Tag::new("history: flood"), Tag::new("history: other")];
+    let request = |tag| Box::pin(pool.allocate(&stream, MIB).tag(tag));
+    let _first = not_ready(request(flood));
+    let displaced = not_ready(request(flood));
+    let _other = not_ready(request(other));
+    now(displaced).unwrap_err();
+    let waits = pool.inspect().statistics().waits;
+    assert_eq!((waits.of(WaitOutcome::Refused), waits.failed), (1, 0));
+    let mut entries = pool.history().entries.into_iter();
+    let is_told = |event| {
+        matches!(
+            event,
+            HistoryEvent::Waited {
+                outcome: WaitOutcome::Refused,
+                ..
+            }
+        )
+    };
+    assert!(entries.any(|entry| is_told(entry.event)));
+}
