@@ -37,7 +37,9 @@ pub(crate) struct HeapStore {
 impl HeapStore {
     pub(super) fn new(Shared { settings, .. }: &Shared) -> Self {
         let announcer = &settings.announcer;
-        let mut heap = Heap::new(settings.geometry);
+        let geometry = settings.geometry;
+        let chunk_bytes = geometry.virtual_memory.then_some(geometry.chunk_bytes);
+        let mut heap = Heap::new(geometry);
         if settings.lender.is_some() {
             heap.set_lease(0);
         }
@@ -50,7 +52,7 @@ impl HeapStore {
             is_over: SharedFlag::new(false),
             soft_cap: SoftCap::default(),
             lease: Lease::new(settings.lender.clone()),
-            evictables: Evictables::new(announcer.clone()),
+            evictables: Evictables::new(announcer.clone(), chunk_bytes),
             announcer: announcer.clone(),
             keeps_spares: settings.is_ordered,
             spares_removed: Count::default(),

@@ -50,13 +50,7 @@ impl Heap {
         };
         let chunk = units.chunk_bytes;
         match piece {
-            Piece::For(request, Placement::Anywhere)
-                if !units.virtual_memory || request.bytes < chunk =>
-            {
-                self.walk(seed, &Extent::Holding(request), &find)
-            }
-            _ if !units.virtual_memory => self.walk(seed, &Extent::Segment, &find),
-            _ => {
+            _ if self.takes_chunks(piece) => {
                 let whole = units.whole_chunks(block).count();
                 if whole > 0 {
                     return Run {
@@ -73,7 +67,21 @@ impl Heap {
                 let order = |run: &Run<A>| (run.bytes.is_none(), run.youngest());
                 runs.min_by_key(order).unwrap_or(Run::none(member))
             }
+            Piece::For(request, Placement::Anywhere) => {
+                self.walk(seed, &Extent::Holding(request), &find)
+            }
+            _ => self.walk(seed, &Extent::Segment, &find),
         }
+    }
+
+    /// Returns whether whole chunks are to be free for the piece.
+    pub fn takes_chunks(&self, piece: Piece) -> bool {
+        let units = self.map.units();
+        let is_small = match piece {
+            Piece::For(request, Placement::Anywhere) => request.bytes < units.chunk_bytes,
+            _ => false,
+        };
+        units.virtual_memory && !is_small
     }
 
     /// Takes neighbours of the seed, unused ones first, and then those that are freed rather.

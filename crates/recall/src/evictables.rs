@@ -1,15 +1,17 @@
 //! Evictable memory: blocks that the pool may take back from their user.
 //!
-//! For a request, the pool takes those that are free in one piece then, the least recently used first. Age is counted in
-//! uses. A block is passed over for younger ones only as long as each of these is at least a sixteenth as old as the
-//! oldest block. Where no such piece is found, blocks go by age alone.
+//! For a request, the pool takes those that are free in one piece then: of all pieces, the one whose youngest block is the
+//! oldest. Chunks are looked at in this order, and smaller pieces around the oldest blocks. Age is counted in uses. A block is
+//! passed over for younger ones only as long as each of these is at least a sixteenth as old as the oldest block. Where no such
+//! piece is found, blocks go by age alone.
 //!
 //! The list knows no blocks. A listed entry evicts itself: it ends a block, which is an ordinary free. Memory in use is
 //! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
+use crate::chunks::{Chunks, ListPosition, chunks_of};
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fmt;
+use std::{fmt, iter};
 use weirpool_device::DeviceAddress;
 use weirpool_heap::id::ReservationId;
 use weirpool_heap::{BlockId, Heap, Piece, Run};
@@ -18,10 +20,7 @@ use weirpool_measure::announcer::Announcer;
 use weirpool_queue::Tag;
 use weirpool_sync::{Busy, Guards, Mutex, plain};
 
-/// How many blocks a choice begins with at most: the oldest ones that no piece before holds.
-const SEEDS: usize = 64;
-
-/// After this many blocks, a choice begins with no further one.
+/// After this many blocks, a choice looks at no further piece.
 const STEPS: usize = 2048;
 
 /// Memory of at least this part of the oldest block's age can be evicted before older memory.
@@ -62,6 +61,13 @@ pub enum Home {
 }
 
 impl Candidate {
+    fn chunks(&self, chunk_bytes: Option<u64>) -> impl Iterator<Item = u64> + use<> {
+        let (address, bytes) = (self.address, self.bytes);
+        chunk_bytes
+            .into_iter()
+            .flat_map(move |chunk_bytes| chunks_of(address, bytes, chunk_bytes))
+    }
+
     fn groups(&self) -> impl Iterator<Item = Group> + use<> {
         let groups = match self.home {
             Home::Pool => [Some(Group::Pool), self.tag.map(Group::Tag)],
@@ -83,9 +89,13 @@ pub enum Group {
     Reservation(ReservationId),
 }
 
-/// A position on the list: memory at a later one was used later.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ListPosition(u64);
+/// The entries of a group.
+#[derive(Debug, Default)]
+struct Members {
+    positions: BTreeSet<ListPosition>,
+    chunks: Chunks,
+    bytes: u64,
+}
 
 #[derive(Debug, Default)]
 struct List {
@@ -93,8 +103,10 @@ struct List {
     /// The entries by their addresses, without those that are not the pool's.
     positions: HashMap<DeviceAddress, ListPosition>,
     bytes: u64,
-    /// The entries of each group, and their bytes. Only groups with entries are here.
-    groups: BTreeMap<Group, (BTreeSet<ListPosition>, u64)>,
+    /// Only groups with entries are here.
+    groups: BTreeMap<Group, Members>,
+    /// None where memory is plain.
+    chunk_bytes: Option<u64>,
     last: ListPosition,
     /// Entries taken off the list whose memory is not free yet.
     under_way: usize,
@@ -115,9 +127,12 @@ impl List {
             self.positions.insert(candidate.address, position);
         }
         for group in candidate.groups() {
-            let (positions, bytes) = self.groups.entry(group).or_default();
-            positions.insert(position);
-            *bytes += candidate.bytes;
+            let members = self.groups.entry(group).or_default();
+            members.positions.insert(position);
+            for chunk in candidate.chunks(self.chunk_bytes) {
+                members.chunks.insert(chunk, position);
+            }
+            members.bytes += candidate.bytes;
         }
         self.candidates.insert(position, candidate);
     }
@@ -130,10 +145,13 @@ impl List {
         }
         for group in candidate.groups() {
             if let Entry::Occupied(mut group) = self.groups.entry(group) {
-                let (positions, bytes) = group.get_mut();
-                positions.remove(&position);
-                *bytes -= candidate.bytes;
-                if positions.is_empty() {
+                let members = group.get_mut();
+                members.positions.remove(&position);
+                for chunk in candidate.chunks(self.chunk_bytes) {
+                    members.chunks.remove(chunk, position);
+                }
+                members.bytes -= candidate.bytes;
+                if members.positions.is_empty() {
                     group.remove();
                 }
             }
@@ -144,44 +162,52 @@ impl List {
     /// Returns the least recently used entry, of one group or of all.
     fn first(&self, of: Option<Group>) -> Option<ListPosition> {
         match of {
-            Some(group) => self.groups.get(&group)?.0.first().copied(),
+            Some(group) => self.groups.get(&group)?.positions.first().copied(),
             None => Some(*self.candidates.first_key_value()?.0),
         }
     }
 
-    /// Returns the memory of a group that is evicted first for a piece: the run whose youngest block is the oldest, of
-    /// those around the oldest blocks.
+    /// Returns the memory of a group that is evicted first for a piece: the run whose youngest block is the oldest.
     fn best_run(&self, heap: &Heap, piece: Piece, of: Group) -> Option<Run<ListPosition>> {
-        let (positions, _) = self.groups.get(&of)?;
-        let oldest = *positions.first()?;
+        let members = self.groups.get(&of)?;
+        let oldest = *members.positions.first()?;
         let age = |position: ListPosition| self.last.0 - position.0;
+        let is_old = |position| age(position) >= age(oldest) / YOUNGEST;
         let find = |address| {
             let position = *self.positions.get(&DeviceAddress::from_bits(address))?;
-            positions.contains(&position).then_some(position)
+            members.positions.contains(&position).then_some(position)
         };
+        // No later seed has a run whose youngest block is older than the seed.
+        let mut by_age = members.positions.iter().copied();
+        let mut by_chunk = members.chunks.by_youngest();
+        let takes_chunks = heap.takes_chunks(piece);
+        let seeds = iter::from_fn(|| match takes_chunks {
+            true => by_chunk.next(),
+            false => by_age.next(),
+        });
         let mut seen: HashSet<ListPosition> = HashSet::new();
-        let mut seeds = 0;
+        let mut steps = 0;
         let mut best: Option<Run<ListPosition>> = None;
-        for seed in positions {
+        for seed in seeds {
             let is_best = best
                 .as_ref()
-                .is_some_and(|best| best.youngest() <= Some(*seed));
-            if is_best || seeds == SEEDS || seen.len() >= STEPS {
+                .is_some_and(|best| best.youngest() <= Some(seed));
+            if is_best || !is_old(seed) || steps >= STEPS {
                 break;
             }
-            if seen.contains(seed) {
+            if seen.contains(&seed) {
                 continue;
             }
-            seeds += 1;
-            let run = heap.run_around((self.candidates[seed].block, *seed), piece, find);
-            seen.extend(run.members.iter().copied());
-            let is_old = run
-                .members
-                .iter()
-                .all(|it| age(*it) >= age(oldest) / YOUNGEST);
+            let run = heap.run_around((self.candidates[&seed].block, seed), piece, find);
+            steps += run.members.len();
+            // One that lies in two chunks can be free with the other one.
+            if !takes_chunks {
+                seen.extend(run.members.iter().copied());
+            }
+            let are_old = run.members.iter().all(|it| is_old(*it));
             let order = |run: &Run<ListPosition>| (run.youngest(), run.members.len());
             let is_better = best.as_ref().is_none_or(|best| order(&run) < order(best));
-            if run.bytes.is_some() && is_old && is_better {
+            if run.bytes.is_some() && are_old && is_better {
                 best = Some(run);
             }
         }
@@ -197,11 +223,15 @@ pub struct Evictables {
 }
 
 impl Evictables {
-    /// Creates an empty list, whose evictions are announced.
-    pub fn new(announcer: plain::Arc<Announcer>) -> Self {
+    /// Creates an empty list, whose evictions are announced, for memory of chunks of this size or for plain memory.
+    pub fn new(announcer: plain::Arc<Announcer>, chunk_bytes: Option<u64>) -> Self {
+        let list = List {
+            chunk_bytes,
+            ..List::default()
+        };
         Self {
             announcer,
-            list: Mutex::new(Guards::Registry, List::default()),
+            list: Mutex::new(Guards::Registry, list),
         }
     }
 
@@ -235,7 +265,7 @@ impl Evictables {
         let mut list = self.list.lock();
         let group = list.groups.get(&Group::Reservation(reservation));
         let positions = group
-            .map(|(positions, _)| positions.clone())
+            .map(|members| members.positions.clone())
             .unwrap_or_default();
         for position in positions {
             if let Some(candidate) = list.remove(position) {
@@ -260,7 +290,7 @@ impl Evictables {
     #[inline]
     pub fn bytes_of(&self, group: Group) -> u64 {
         let list = self.list.lock();
-        list.groups.get(&group).map_or(0, |(_, bytes)| *bytes)
+        list.groups.get(&group).map_or(0, |members| members.bytes)
     }
 
     /// Returns the blocks that were evicted so far: their number and their bytes, which wrap around.

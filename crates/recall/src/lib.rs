@@ -6,6 +6,7 @@
 //! | `capacity_source` | the trait for a source that lends capacity to a pool |
 //! | `lease` | the part of the capacity that it lends |
 //! | `evictables` | memory that the pool may take back from its users, and which of it goes first |
+//! | `chunks` | the chunks that it lies in, by the age of their youngest block |
 #![deny(unsafe_code)]
 #![allow(
     rustdoc::private_intra_doc_links,
@@ -13,9 +14,11 @@
 )]
 
 mod capacity_source;
+mod chunks;
 mod evictables;
 mod lease;
 
 pub use capacity_source::{ApplyBounds, BoundedPool, Bounds, CapacitySource, Holding, Joining};
-pub use evictables::{Candidate, Evict, Evictables, Group, Home, ListPosition};
+pub use chunks::ListPosition;
+pub use evictables::{Candidate, Evict, Evictables, Group, Home};
 pub use lease::{Lease, Lender};

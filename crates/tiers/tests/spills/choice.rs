@@ -1,6 +1,7 @@
 //! Which memory is spilled.
 
 use crate::site::{MIB, Site, poll};
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, SimDevice};
@@ -96,4 +97,73 @@ fn chunks_are_free_ahead_of_requests_that_are_larger_than_the_blocks() {
     assert_eq!(grants(&site), 0, "no request spills");
     drop(blocks);
     site.end();
+}
+
+/// Of all chunks without a block in use, the one whose youngest block is the oldest goes for a request of a chunk, however many
+/// older blocks lie beside younger ones.
+#[test]
+fn chunk_whose_youngest_block_is_the_oldest_goes_first() {
+    let mut chosen = 0;
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let site = Site::new(512 * MIB, 2 * MIB);
+        let mut room = site.pool.capacity();
+        let mut blocks = Vec::new();
+        while room > 0 {
+            let bytes = BLOCK * [1, 1, 1, 1, 1, 1, 3, 12, 20][random.usize(..9)];
+            let block = site
+                .pool
+                .try_allocate(&site.stream, bytes.min(room))
+                .unwrap();
+            room -= block.size();
+            blocks.push((block.address().to_bits(), block.size(), block));
+        }
+        let blocks = blocks.into_iter();
+        let blocks = blocks.map(|(address, bytes, block)| (address, bytes, block.into_evictable()));
+        let blocks: Vec<_> = blocks.collect();
+        let all = 0..blocks.len();
+        let mut uses: Vec<_> = all.clone().map(|n| n as u64 + 1).collect();
+        let mut last = blocks.len() as u64;
+        for _ in 0..random.usize(..4 * blocks.len()) {
+            let used = random.usize(all.clone());
+            drop(blocks[used].2.pin().unwrap());
+            last += 1;
+            uses[used] = last;
+        }
+        let pins = (0..random.usize(..200)).map(|_| random.usize(all.clone()));
+        let in_use: BTreeSet<_> = pins.collect();
+        let held: Vec<_> = in_use.iter().map(|n| blocks[*n].2.pin().unwrap()).collect();
+
+        let oldest = all.clone().filter(|n| !in_use.contains(n)).map(|n| uses[n]);
+        let oldest = last - oldest.min().unwrap();
+        let chunk = 2 * MIB;
+        let last_byte = |(address, bytes, _): &(u64, u64, _)| (address + bytes - 1) / chunk;
+        let chunks = blocks.iter().flat_map(|it| it.0 / chunk..=last_byte(it));
+        let of_chunks = chunks.map(|number| -> BTreeSet<usize> {
+            let touches = |n: &usize| {
+                let (address, bytes, _) = blocks[*n];
+                address < (number + 1) * chunk && number * chunk < address + bytes
+            };
+            all.clone().filter(touches).collect()
+        });
+        let youngest = |of: &BTreeSet<usize>| of.iter().map(|n| uses[*n]).max().unwrap();
+        let can_go: Vec<_> = of_chunks.filter(|of| of.is_disjoint(&in_use)).collect();
+        let first = can_go.iter().map(youngest).min();
+        let Some(first) = first.filter(|first| last - first >= oldest / 16) else {
+            continue;
+        };
+        let granted = site.pool.allocate(&site.stream, chunk);
+        let granted = site.device.block_on(granted).unwrap();
+        let is_gone = |n: &usize| !in_use.contains(n) && blocks[*n].2.pin().is_none();
+        let gone: BTreeSet<_> = all.filter(is_gone).collect();
+        assert_eq!(youngest(&gone), first, "seed {seed}: {gone:?}");
+        assert!(
+            can_go.iter().any(|of| gone.is_subset(of)),
+            "seed {seed}: {gone:?}"
+        );
+        chosen += 1;
+        drop((granted, held, blocks));
+        site.end();
+    }
+    assert!(chosen > 20, "{chosen} choices");
 }
