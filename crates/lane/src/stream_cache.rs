@@ -317,7 +317,7 @@ impl StreamCache {
     /// Frees a block that was used on this stream alone, in any case.
     ///
     /// A block too large for a stack may go to the large-block cache, if the time `now` is given.
-    #[inline]
+    #[inline(always)]
     pub fn free(&self, block: Use, now: Option<Duration>) -> Freed {
         if let Some(shards) = self.shards.get() {
             return self.free_to_shard(shards, &block, now);
