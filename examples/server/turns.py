@@ -2,7 +2,7 @@
 """Two servers whose weights do not fit together take turns on one GPU, under a broker.
 
     cargo build --release -p weirpool-server -p weirpool-cli --features weirpool-server/cuda
-    examples/server/turns.py --lease 2300MiB -- --device cuda --capacity 4GiB --layers 24 --width 1024 --heads 16 \
+    examples/server/turns.py --requests 200 --pause 0.02 --lease 1670MiB -- --device cuda --capacity 4GiB --layers 24 --width 1024 --heads 16 \
       --vocabulary 50257 --context 512 --streams 1 --sleep-after 30ms --timeout 60s
 
 Each server has a client that sends a request after a random pause. The script prints the waits, and fails if a request fails

@@ -35,8 +35,6 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Maintenance {
     threshold: SharedNumber,
     heuristic: Option<CoalesceHeuristic>,
-    /// The capacity was set below the bytes that were held.
-    is_shrunk: SharedFlag,
     /// A caller has synchronized since the last maintenance.
     is_synchronized: SharedFlag,
     /// The maintenance was due while requests waited.
@@ -64,7 +62,6 @@ impl Maintenance {
         Self {
             threshold: SharedNumber::new(settings.threshold),
             heuristic: settings.heuristic.clone(),
-            is_shrunk: SharedFlag::new(false),
             is_synchronized: SharedFlag::new(false),
             is_put_off: SharedFlag::new(false),
             keeper: DelayedCall::new(timer),
@@ -99,7 +96,7 @@ impl Maintenance {
     /// Returns the reserved bytes above which free memory is released.
     fn most_cached(&self, store: &HeapStore) -> u64 {
         let threshold = self.most_kept(store);
-        match self.is_shrunk.load(Ordering::Relaxed) {
+        match store.is_shrunk.load(Ordering::Relaxed) {
             true => threshold.min(beside_charges(store, store.capacity())),
             false => threshold,
         }
@@ -107,7 +104,7 @@ impl Maintenance {
 
     /// Returns whether no memory is ever released or moved unasked.
     pub(super) fn keeps_all(&self, store: &HeapStore) -> bool {
-        let is_shrunk = self.is_shrunk.load(Ordering::Relaxed);
+        let is_shrunk = store.is_shrunk.load(Ordering::Relaxed);
         self.heuristic.is_none() && !is_shrunk && self.most_kept(store) == u64::MAX
     }
 }
@@ -135,7 +132,6 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
     if engine.store.set_capacity(capacity) <= capacity {
         return Ok(Trimmed::new(capacity, 0, &figures::statistics(engine)));
     }
-    engine.maintenance.is_shrunk.store(true, Ordering::Relaxed);
     let released = reclaim_above(engine, capacity);
     schedule_after_return(engine);
     Ok(Trimmed::new(

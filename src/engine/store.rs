@@ -24,6 +24,8 @@ pub(crate) struct HeapStore {
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
     is_over: SharedFlag,
+    /// The capacity was set below the bytes that were held.
+    pub(super) is_shrunk: SharedFlag,
     pub(crate) soft_cap: SoftCap,
     pub(crate) lease: Lease,
     pub(crate) evictables: Evictables,
@@ -50,6 +52,7 @@ impl HeapStore {
             ))),
             reserved: CachePadded::new(SharedNumber::new(0)),
             is_over: SharedFlag::new(false),
+            is_shrunk: SharedFlag::new(false),
             soft_cap: SoftCap::default(),
             lease: Lease::new(settings.lender.clone()),
             evictables: Evictables::new(announcer.clone(), chunk_bytes),
@@ -72,7 +75,9 @@ impl HeapStore {
         // Under the lock: if two threads resize, both figures are those of the later one.
         self.capacity.store(capacity, Ordering::Relaxed);
         self.record_reserved(&heap);
-        heap.totals().held()
+        let held = heap.totals().held();
+        self.is_shrunk.store(held > capacity, Ordering::Relaxed);
+        held
     }
 
     /// Bytes that are held from the device.

@@ -7,7 +7,7 @@ use crate::error::AllocError;
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::queue::Demand;
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::sync::{Arc, Guards, Mutex, plain, yield_now};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -41,6 +41,18 @@ impl Default for Routes {
 }
 
 impl Routes {
+    /// Adds the route of a registration. Returns false if the stream has one by another registration.
+    fn enter(&self, routed: Routed) -> bool {
+        let mut routes = self.0.lock();
+        let registration = &routed.registration;
+        let mut others = routes.values();
+        if others.any(|other| other.registration.is_of_same_stream(registration)) {
+            return false;
+        }
+        routes.insert(registration.lane.id, routed);
+        true
+    }
+
     /// Lets a further registration of a stream take part in the capture of the stream, if there is one.
     pub(super) fn join(&self, registration: &Arc<Registration>) {
         let of_others = |routes: &FxHashMap<StreamId, Routed>| {
@@ -54,7 +66,12 @@ impl Routes {
         while let Some(mut route) = present() {
             route.order = route.clock.order_of(lane);
             if !order::begin_capture(&engine.store, lane, route.order) {
-                return;
+                if self.0.lock().contains_key(&lane.id) {
+                    return;
+                }
+                // Another thread is about to be refused a capture of this registration, or to end one.
+                yield_now();
+                continue;
             }
             {
                 let mut routes = self.0.lock();
@@ -113,22 +130,22 @@ impl Route {
             others: SmallVec::new(),
         };
         let engine = &stream.service.engine;
-        if !order::begin_capture(&engine.store, &stream.lane, route.order) {
+        let refused = || {
             let reason = "the stream is being captured already; end that capture first";
             let kind = DeviceErrorKind::Unsupported;
-            return Err(DeviceError::new("begin_capture", kind, reason));
+            Err(DeviceError::new("begin_capture", kind, reason))
+        };
+        if !order::begin_capture(&engine.store, &stream.lane, route.order) {
+            return refused();
         }
         let routed = Routed {
             registration: stream.clone(),
             route,
         };
-        let former = stream
-            .presence
-            .routes
-            .0
-            .lock()
-            .insert(stream.lane.id, routed);
-        drop(former);
+        if !stream.presence.routes.enter(routed) {
+            order::end_capture(engine, &stream.lane);
+            return refused();
+        }
         for other in stream.presence.roll.others_of(stream) {
             if !other.lane.is_external && clock.frontier(&other.lane).is_none() {
                 // As for the stream itself. Where the stream is captured already, its freed memory stays pending.

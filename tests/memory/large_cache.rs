@@ -141,6 +141,10 @@ fn block_too_large_for_the_cache_does_not_end_the_alternation() {
     let device = manual();
     let pool = pool(&device, 512 * MIB);
     let line = stream(&device, &pool);
+    // A capacity that was below the bytes held, and is not any more, changes nothing.
+    let held = pool.try_allocate(&line.1, 64 * MIB).unwrap();
+    let _ = [32, 512].map(|capacity| pool.resize(capacity * MIB).unwrap());
+    drop(held);
     take_turns(&pool, &line);
     for _ in 0..3 {
         assert_eq!(turn(&pool, &line, LARGE), Source::Lane);

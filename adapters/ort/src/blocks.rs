@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::wait::wait_for;
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use weirpool::device::DeviceStream;
@@ -104,14 +105,13 @@ impl Blocks {
         if block.stream().id() != self.unnamed.id() {
             return Ok(());
         }
+        // Kept if a call below fails or panics: work of that stream may use it.
+        let block = ManuallyDrop::new(block);
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
         for stream in streams.values() {
-            if let Err(error) = block.freed_after(stream) {
-                // Work of that stream may use it.
-                std::mem::forget(block);
-                return Err(RawError::from(error).into());
-            }
+            block.freed_after(stream).map_err(RawError::from)?;
         }
+        drop(ManuallyDrop::into_inner(block));
         Ok(())
     }
 }

@@ -165,7 +165,12 @@ unsafe impl PeerAccess for CudaDevice {
     ) -> Result<(), DeviceError> {
         self.check_ends(copy)?;
         let _visit = self.visit(COPY)?;
+        // The driver captures no `cuMemcpyPeerAsync`, and a copy of plain memory by its address also without access.
+        let by_address = CopyBetween {
+            is_direct: true,
+            ..*copy
+        };
         // SAFETY: the caller's guarantee.
-        unsafe { self.enqueue(stream, copy) }
+        unsafe { self.enqueue(stream, &by_address) }
     }
 }

@@ -131,6 +131,8 @@ impl Drop for Copying<'_> {
             // There is none for the pool's own device.
             if let Some(entry) = entry {
                 entry.copying -= 1;
+                // Who looked at the stream meanwhile did not see the copy.
+                entry.copies += 1;
             }
         });
     }
@@ -225,7 +227,7 @@ impl Neighbours {
         })
     }
 
-    /// Returns the number of copies by streams of the device that were ever begun.
+    /// Returns a number that is another one after each beginning and end of a submission of a copy by a stream of the device.
     pub fn copies_begun(&self, device: DeviceId) -> u64 {
         self.with(device, |entry| entry.map_or(0, |entry| entry.copies))
     }
@@ -398,10 +400,16 @@ mod tests {
         assert_eq!(neighbours.allow_uses(&lane), Err(NoAccess::Foreign));
         neighbours.wish(id, |wish| wish.set(true));
         neighbours.end(id, AccessStage::Open);
+        let copying = neighbours.begin_copy(id).unwrap();
+        let found = complete();
+        drop(copying);
+        neighbours.wish(id, |wish| wish.set(false));
+        let in_use = Err(AccessBusy::InUse { streams: 1 });
+        assert_eq!(neighbours.begin(id, &found), in_use, "looked during a copy");
+        neighbours.wish(id, |wish| wish.set(true));
         let found = complete();
         neighbours.allow_uses(&lane).unwrap();
         neighbours.wish(id, |wish| wish.set(false));
-        let in_use = Err(AccessBusy::InUse { streams: 1 });
         assert_eq!(neighbours.begin(id, &found), in_use);
     }
 

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::common::*;
+use std::sync::Barrier;
 use std::task::Poll;
+use std::thread;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Checker;
 use weirpool::{CapturedGraph, Fill, StreamError, Unordered, Upstream};
@@ -168,6 +170,30 @@ fn registrations_of_a_captured_stream_share_the_memory_of_the_capture() {
     drop((rest, graph));
     site.device.advance_to_end();
     assert!(site.pool.try_allocate(&site.stream, 4 * MIB).is_ok());
+}
+
+/// Two threads capture one stream, each by a registration of its own: one is refused, and the other one's capture has both.
+#[test]
+fn capture_that_is_refused_ends_no_capture_of_the_stream() {
+    for _ in 0..200 {
+        let site = Site::new(4 * MIB);
+        let twin = site.pool.register(&site.work).unwrap();
+        let (both, barrier) = ([&site.stream, &twin], Barrier::new(2));
+        let begun = thread::scope(|scope| {
+            let threads = both.map(|stream| {
+                let begin = || (barrier.wait(), site.pool.capture(stream)).1;
+                scope.spawn(begin)
+            });
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let [capture] = Vec::from_iter(begun.into_iter().flatten())
+            .try_into()
+            .unwrap();
+        let blocks = both.map(|stream| site.pool.try_allocate(stream, MIB).unwrap());
+        assert_eq!(site.pool.inspect().statistics().in_graphs, 2 * MIB);
+        drop((blocks, capture));
+        site.device.advance_to_end();
+    }
 }
 
 #[test]

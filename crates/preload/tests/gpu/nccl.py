@@ -36,6 +36,10 @@ def sums(rank, rounds, numbers):
             raise SystemExit(f"rank {rank}: sum")
     torch.cuda.synchronize()
     print(f"rank {rank}: {rounds} rounds, {'registered' if pool is not None else 'not registered'}", flush=True)
+    if pool is not None:
+        # The registration ends before the communicator.
+        backend.deregister_mem_pool(pool)
+        del registered, pool
     dist.destroy_process_group()
 
 

@@ -70,6 +70,8 @@ timed() {
   checks=()
   check() { { "${@:2}"; } >"$work/check-$1" 2>&1 & checks+=($!); }
   check peers both 1 ./peers
+  # With two GPUs.
+  [ "$(nvidia-smi --list-gpus | wc -l)" -lt 2 ] || check nccl both 1 python3 "$sources/nccl.py" 20 64
   check graphs both 1 python3 "$sources/graphs.py"
   options="--memory plain" check plain both 1 python3 "$sources/ipc.py"
   check exported on python3 "$sources/ipc.py"

@@ -99,7 +99,7 @@ fn chunks_are_free_ahead_of_requests_that_are_larger_than_the_blocks() {
     site.end();
 }
 
-/// Of all chunks without a block in use, the one whose youngest block is the oldest goes for a request of a chunk, however many
+/// A request of a chunk gets the one without a block in use whose youngest block is the oldest, however many
 /// older blocks lie beside younger ones.
 #[test]
 fn chunk_whose_youngest_block_is_the_oldest_goes_first() {
