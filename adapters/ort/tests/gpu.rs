@@ -6,6 +6,7 @@
 //! | memory is reused under the work of a session, or a session does not use the pool | `sessions_on_two_streams_compute_what_the_cpu_does` |
 //! | runs at short memory fail, or wait for each other | `requests_at_memory_for_6_of_64_are_admitted_and_none_fails` |
 //! | a failed allocation reaches a kernel | `run_without_memory_fails_and_the_next_one_computes` |
+//! | onnxruntime's own memory breaks below it: `weirpool run -- gpu-… own_memory --ignored` | `session_with_own_memory_computes_what_the_cpu_does` |
 //! | work on an unknown stream uses memory in no order | `session_on_a_stream_of_its_own_gets_no_memory`; the default stream is refused in `run_without_memory_fails_and_the_next_one_computes` |
 
 mod model;
@@ -20,7 +21,7 @@ use ort::value::Tensor;
 use std::error::Error;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weirpool::Pool;
 use weirpool::device::cuda::CudaDevice;
 use weirpool_ort::{Memory, MemoryError};
@@ -247,5 +248,37 @@ fn session_on_a_stream_of_its_own_gets_no_memory() -> Outcome {
     assert!(!failures.is_empty());
     drop(session);
     assert_eq!(used(memory), 0);
+    Ok(())
+}
+
+/// Without the crate: onnxruntime allocates from the driver, or from the pool of `weirpool run`.
+#[test]
+#[ignore = "needs a GPU, and onnxruntime with its CUDA provider (ORT_DYLIB_PATH)"]
+fn session_with_own_memory_computes_what_the_cpu_does() -> Outcome {
+    let environment = environment();
+    let begun = Instant::now();
+    let mut on_cpu = Session::builder(&environment)?.commit_from_memory(&model())?;
+    let mut builder = Session::builder(&environment)?
+        .with_execution_providers([exact().build().error_on_failure()])?;
+    let mut on_gpu = builder.commit_from_memory(&model())?;
+    let loaded = begun.elapsed();
+    let values = input(1, ROWS);
+    let expected = run(&mut on_cpu, &values)?;
+    let begun = Instant::now();
+    for _ in 0..200 {
+        let output = run(&mut on_gpu, &values)?;
+        let largest = expected.iter().fold(0_f32, |most, it| most.max(it.abs()));
+        let mut differences = output
+            .iter()
+            .zip(&expected)
+            .map(|(one, other)| (one - other).abs());
+        assert!(differences.all(|difference| difference <= 1e-4 * largest));
+    }
+    let (free, all) = cudarc::driver::result::mem_get_info()?;
+    println!(
+        "{loaded:?} to load; 200 runs in {:?}; {} MiB in use",
+        begun.elapsed(),
+        (all - free) as u64 / MIB
+    );
     Ok(())
 }
