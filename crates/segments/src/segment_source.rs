@@ -89,7 +89,7 @@ pub unsafe trait SegmentSource: Any + fmt::Debug + Send + Sync {
 
     /// Sets what another device may do with all segments, those that are taken later included. Called for memory of the
     /// [device](MemoryKind::Device) only: other kinds are accessible to all devices. A pool that ends takes back what it
-    /// gave. The default is an error.
+    /// gave: a source of several pools counts them, as [`AccessUsers`](weirpool_device::AccessUsers) does. The default is an error.
     ///
     /// # Errors
     /// Nothing changes then.
