@@ -5,7 +5,7 @@
 //! device, of 1 GiB eight times. The half that is not kept has the calls of the device that take and give as much beside it.
 //! Contents and addresses are checked after every round. The first suspension pins the host's memory.
 //!
-//! The device clears memory that it got back, for some 35 ms after 32 GiB, and what runs meanwhile is slower. So a second passes
+//! The device clears memory that it got back, for some 35 ms after 32 GiB, and what runs meanwhile is slower. So two seconds pass
 //! before memory is taken again, as in a service that sleeps. With `--at-once` none does.
 //!
 //! Then as much memory as is kept is spilled by requests for all of the pool, and fetched: in 16 blocks, and in blocks of
@@ -166,7 +166,7 @@ fn run(backend: &impl Backend, options: &Options) -> anyhow::Result<()> {
     };
     let pause = || {
         if !backend.is_virtual() && !options.at_once {
-            std::thread::sleep(Duration::from_secs(1));
+            std::thread::sleep(Duration::from_secs(2));
         }
     };
     println!("{}", backend.name());
