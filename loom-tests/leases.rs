@@ -122,6 +122,25 @@ fn free_against_a_binding_recall() {
     });
 }
 
+/// A region that is suspended drops its charge: the source hears of that as of a free.
+#[test]
+fn dropped_charge_against_a_binding_recall() {
+    model("dropped charge against a binding recall", || {
+        let device = device();
+        let (pool, lease) = leased(&device);
+        lease.apply(2 * MIB, 2 * MIB, false);
+        let charge = pool.charge(2 * MIB).unwrap();
+        let dropping = thread::spawn(move || drop(charge));
+        let mut held = lease.apply(0, 0, true);
+        dropping.join().unwrap();
+        while held > 0 {
+            assert!(lease.take_look(), "the end of the charge was overlooked");
+            held = lease.apply(0, 0, true);
+        }
+        pool.inspect().check_conserved().unwrap();
+    });
+}
+
 /// A request that joins while its memory is granted asks for it, or gets it.
 #[test]
 fn grant_against_a_request_that_joins() {

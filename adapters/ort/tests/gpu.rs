@@ -84,6 +84,16 @@ fn run(session: &mut Session, values: &[f32]) -> ort::Result<Vec<f32>> {
     Ok(output.to_vec())
 }
 
+/// Expects values that differ by at most a ten-thousandth of the largest one.
+fn assert_close(output: &[f32], expected: &[f32]) {
+    assert_eq!(output.len(), expected.len());
+    let largest = expected
+        .iter()
+        .fold(0f32, |most, value| most.max(value.abs()));
+    let is_close = |(one, other): (&f32, &f32)| (one - other).abs() <= largest * 1e-4;
+    assert!(output.iter().zip(expected).all(is_close));
+}
+
 fn used(memory: &Memory) -> u64 {
     memory.pool().inspect().statistics().used.current
 }
@@ -108,9 +118,6 @@ fn sessions_on_two_streams_compute_what_the_cpu_does() -> Outcome {
         let values = input(seed, 1000);
         let expected = run(&mut on_cpu, &values)?;
         assert!(is_computed(&values, &expected));
-        let largest = expected
-            .iter()
-            .fold(0f32, |largest, value| largest.max(*value));
         // At the same time, so that memory passes from one stream to the other.
         let outputs: Vec<_> = thread::scope(|scope| {
             let values = &values;
@@ -124,16 +131,7 @@ fn sessions_on_two_streams_compute_what_the_cpu_does() -> Outcome {
             outputs.collect()
         });
         for output in outputs {
-            let output = output?;
-            let differences = output
-                .iter()
-                .zip(&expected)
-                .map(|(one, other)| (one - other).abs());
-            let most = differences.fold(0f32, f32::max);
-            assert!(
-                output.len() == expected.len() && most <= largest * 1e-4,
-                "{most} of {largest}"
-            );
+            assert_close(&output?, &expected);
         }
     }
     let statistics = memory.pool().inspect().statistics();
@@ -267,12 +265,7 @@ fn session_with_own_memory_computes_what_the_cpu_does() -> Outcome {
     let begun = Instant::now();
     for _ in 0..200 {
         let output = run(&mut on_gpu, &values)?;
-        let largest = expected.iter().fold(0_f32, |most, it| most.max(it.abs()));
-        let mut differences = output
-            .iter()
-            .zip(&expected)
-            .map(|(one, other)| (one - other).abs());
-        assert!(differences.all(|difference| difference <= 1e-4 * largest));
+        assert_close(&output, &expected);
     }
     let (free, all) = cudarc::driver::result::mem_get_info()?;
     println!(

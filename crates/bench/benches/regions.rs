@@ -5,8 +5,8 @@
 //! device, of 1 GiB eight times. The half that is not kept has the calls of the device that take and give as much beside it.
 //! Contents and addresses are checked after every round. The first suspension pins the host's memory.
 //!
-//! The device clears memory that it got back, for some 35 ms after 32 GiB, and what runs meanwhile is slower. So two seconds pass
-//! before memory is taken again, as in a service that sleeps. With `--at-once` none does.
+//! Copies and calls that take memory are slower just after 32 GiB were given back, by some 35 ms, perhaps because the device clears
+//! them then. So two seconds pass before memory is taken again, as in a service that sleeps. With `--at-once` none does.
 //!
 //! Then as much memory as is kept is spilled by requests for all of the pool, and fetched: in 16 blocks, and in blocks of
 //! 2 MiB, as those of a cache of keys and values. The time ends when the stream has passed the copies.

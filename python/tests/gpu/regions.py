@@ -213,7 +213,7 @@ def bandwidth(gib):
     for number in range(3):
         out = timed(kept.suspend().blocking)
         dropped = timed(cache.suspend().blocking)
-        time.sleep(1)  # The device clears what it got back.
+        time.sleep(1)  # Copies just after memory was given back are slower.
         back = timed(kept.resume(timeout=60).blocking)
         taken = timed(cache.resume(timeout=60).blocking)
         label = ", and pin" if number == 0 else ""
